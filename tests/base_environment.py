@@ -1,7 +1,7 @@
 """A virtual environment in which Strata is installed without any of its extras, as in a trainer image.
 
-It is no imitation: an interpreter with a folder of packages of its own, in which each package of the base is a link to
-that of the tests' environment. Processes that are started with it, and theirs, find nothing else.
+It is a real environment: an interpreter with its own packages folder, in which each package of the base is a link to
+the package in the tests' environment. Processes that use this interpreter, and their children, find no other packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DISTRIBUTION = "strata-control"
 
 
 def make(folder: Path, *, extras: Iterable[str] = ()) -> Path:
-    """Make the environment at the new `folder`, with these extras; return its interpreter."""
+    """Make the environment in the new `folder`, with these extras; return its interpreter."""
     packages = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     packages.mkdir(parents=True)
     here = Path(sysconfig.get_path("purelib"))
@@ -36,13 +36,13 @@ def make(folder: Path, *, extras: Iterable[str] = ()) -> Path:
 
 
 def _top_levels(name: str) -> set[str]:
-    """Return the files and folders that a distribution has put beside those of others."""
+    """Return the files and folders that a distribution put directly into the packages folder."""
     files = importlib.metadata.distribution(name).files or ()
     return {file.parts[0] for file in files if file.parts[0] not in {os.pardir, "__pycache__"}}
 
 
 def _with_dependencies(name: str, extras: frozenset[str]) -> set[str]:
-    """Return the distributions that `pip install` of this one and these extras of it needs, itself included."""
+    """Return this distribution and those that `pip install` of it and these extras needs."""
     found: dict[str, frozenset[str]] = {}
     waiting = [(name, extras)]
     while waiting:

@@ -1,4 +1,4 @@
-"""Certificates for tests: one authority and what it signed."""
+"""Certificates for tests: one authority and the certificates that it signs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Authority:
         self.ca.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
 
     def issue(self, name: str, *, uris: tuple[str, ...] = ()) -> tuple[Path, Path]:
-        """Write a certificate for both ends of a connection on loopback; return it and its key."""
+        """Write a certificate for client and server on loopback; return it and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = [
             x509.DNSName("localhost"),
@@ -74,7 +74,7 @@ def etcd_identity(folder: Path) -> EtcdTls:
 
 
 def signed_by(authority: StrataAuthority, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a certificate that an authority of `strata certs` signed, and that names nobody."""
+    """Write a certificate signed by an authority of `strata certs` that names no identity."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = dt.datetime.now(dt.UTC)
     certificate = (

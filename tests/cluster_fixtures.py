@@ -1,8 +1,8 @@
-"""A whole control plane for tests, and nodes that run ranks on it.
+"""Fixtures for a whole control plane, and for nodes that run ranks on it.
 
-`cluster` is three coordinators over one etcd member for the whole run: break nothing in it, and
-use the `job` fixture's name. `start_cluster` makes one that a test may break. `nodes` starts
-`strata run` and any other talking process, and sees to it that nothing of them is left.
+`cluster` is three coordinators over one etcd member, shared by the whole run: a test must break nothing in it and
+must use the name that the `job` fixture gives. `start_cluster` starts a cluster that a test may break. `nodes` starts
+`strata run` and other processes whose output is read, and ensures that none of them is left.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.processes import LIMIT_S, Record, Talker
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = ROOT / "tests" / "ranks"
 DETECT_S = 2.0
-"""Quick, where it does not matter."""
+"""The failure detection timeout: short, for tests to which it does not matter."""
 
 _numbers = itertools.count(1)
 
 
 class StartCluster(Protocol):
-    """The `start_cluster` fixture: a cluster that ends with the test's module."""
+    """The `start_cluster` fixture: its clusters end with the test's module."""
 
     def __call__(
         self, *, etcd_members: int = 1, coordinators: int = 3, detect_s: float = DETECT_S
@@ -42,7 +42,7 @@ class StartCluster(Protocol):
 
 @pytest.fixture(scope="session")
 def cluster(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three coordinators over one etcd member, for the whole run; break nothing."""
+    """Three coordinators over one etcd member, shared by the whole run; break nothing."""
     local = LocalCluster.start(
         tmp_path_factory.mktemp("cluster"),
         etcd_members=1,
@@ -59,7 +59,7 @@ def cluster(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -
 def start_cluster(
     etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartCluster]:
-    """A function that starts a cluster for this module, to be killed and frozen at will."""
+    """A function that starts a cluster for this module, whose processes tests may kill and freeze."""
     with contextlib.ExitStack() as running:
 
         def start(
@@ -81,14 +81,14 @@ def start_cluster(
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest) -> str:
-    """A job's name that no other test uses."""
+    """A job name that no other test uses."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:80].strip("-")
     return f"{name}-{next(_numbers)}"
 
 
 @pytest.fixture
 def record() -> Record:
-    """What this test's processes say."""
+    """The events of this test's processes."""
     return Record()
 
 
@@ -108,7 +108,7 @@ class Nodes:
         cwd: Path | None = None,
         new_session: bool = False,
     ) -> Talker:
-        """Start any program; `env` is on top of this process's, None takes a variable away."""
+        """Start any program; `env` is added to this process's environment, and None removes a variable."""
         merged = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         whole = {key: value for key, value in merged.items() if value is not None}
         talker = Talker(argv, name=name, record=self.record, env=whole, cwd=cwd, new_session=new_session)
@@ -118,7 +118,7 @@ class Nodes:
     def strata(
         self, *words: str, name: str = "strata", env: Mapping[str, str | None] | None = None
     ) -> Talker:
-        """Start a command of the command line."""
+        """Start a `strata` command."""
         return self.start(sys.executable, "-m", "strata", *words, name=name, env=env)
 
     def run(
@@ -150,7 +150,7 @@ class Nodes:
         return self.strata("run", *given, *options, "--", *command, name=node, env=env)
 
     def end(self) -> None:
-        """Kill what runs, and check that nothing is left."""
+        """Kill the processes that still run, and check that none is left."""
         for talker in self.talkers:
             talker.child.resume()
             talker.child.kill()
@@ -161,7 +161,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(record: Record, job: str) -> Iterator[Nodes]:
-    """Starts processes that talk; they, and all they started, are gone after the test."""
+    """Starts processes whose output is read; after the test, they and all processes that they started have ended."""
     it = Nodes(record, job)
     yield it
     it.end()
@@ -170,7 +170,7 @@ def nodes(record: Record, job: str) -> Iterator[Nodes]:
 def run_strata(
     *words: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
 ) -> tuple[int, str]:
-    """Run a command of the command line to its end; return its code and its whole output."""
+    """Run a `strata` command to its end; return its exit code and its whole output."""
     record = Record()
     talker = Talker([sys.executable, "-m", "strata", *words], name="strata", record=record, env=env)
     code = talker.join(limit_s)
@@ -179,7 +179,7 @@ def run_strata(
 
 
 def shown(words: str, *command: str, limit_s: float = 15.0) -> str:
-    """Return what a command says once these words are in it: another replica than the one just asked hears later."""
+    """Return a command's output once it contains these words: another replica may learn of a change later."""
     deadline = time.monotonic() + limit_s
     while words not in (said := run_strata(*command)[1]):
         assert time.monotonic() < deadline, f"{words!r} is not in:\n{said}"
@@ -187,7 +187,7 @@ def shown(words: str, *command: str, limit_s: float = 15.0) -> str:
 
 
 def restart_all(cluster: LocalCluster) -> None:
-    """Bring every process of a cluster back that is not there."""
+    """Start every process of a cluster that does not run."""
     for member in cluster.etcd.members:
         if not member.running:
             member.start()

@@ -1,7 +1,7 @@
-"""What every test shares: where temporary files go, what a machine may lack, hypothesis profiles.
+"""Settings that all tests share: where temporary files go, what a machine may lack, hypothesis profiles.
 
-Nothing here starts a process: helpers that do take theirs from `strata.processes.children`, whose
-children die with the test that started them, also when that test is killed.
+Nothing here starts a process. Helpers that start processes use `strata.processes.children`: those children die with
+the test that started them, also if that test is killed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from tests.durations import Recorder
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Files of tests stay in the clone. pytest keeps its own three last folders there, numbered, so that
-# several runs do not disturb each other. The path is short: a Unix socket's has at most 107 bytes.
+# Tests write their files inside the clone. pytest keeps its last three folders there, numbered, so that several
+# runs do not disturb each other. The path is short because the path of a Unix socket has at most 107 bytes.
 _temporary = ROOT / ".strata" / "tmp"
 _temporary.mkdir(parents=True, exist_ok=True)
 os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_temporary)
 tempfile.tempdir = None
 
-# gRPC reads it once, at import: without it a forked child of a process with grpc.aio crashes.
+# gRPC reads this once, at import: without it, a child forked from a process with grpc.aio crashes.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# torch looks up the other end of every connection of its stores. Tests reach nothing but this machine, and
-# must not wait 10 s a connection because a name service far away is slow (seen: a minute until two ranks met).
+# torch looks up the name of the other end of every connection of its stores. Tests reach this machine only and must
+# not wait 10 s a connection for a slow, distant name service (seen: a minute until two ranks met).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# A shell without job control starts what it puts in the background with SIGINT and SIGQUIT ignored, `nohup` with
-# SIGHUP, and children inherit that: a command that a test interrupts would never end. A handler becomes the default
-# action in every program that is started. For SIGHUP it does nothing, so that the run outlives its terminal.
+# A shell without job control starts background commands with SIGINT and SIGQUIT ignored, `nohup` with SIGHUP
+# ignored, and children inherit that: a command that a test interrupts would never end. A handler becomes the default
+# action in every program that this process starts. The handler for SIGHUP does nothing, so that the run outlives its
+# terminal.
 for _number, _handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
@@ -48,8 +49,8 @@ for _number, _handler in (
         signal.signal(_number, _handler)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-# No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a
-# night's search: HYPOTHESIS_PROFILE=thorough make test
+# No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a search
+# over night: HYPOTHESIS_PROFILE=thorough make test
 hypothesis.settings.register_profile("default", deadline=None, database=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -57,27 +58,27 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share files out, not tests; there is such a hook only where pytest-xdist is installed."""
+    """Distribute files, not tests, among the processes; the hook exists only if pytest-xdist is installed."""
     from tests.side_by_side import ByFile  # noqa: PLC0415  # imports xdist
 
     return ByFile(config, log)
 
 
 LAYERS = ("unit", "contract", "docs", "sim", "planted", "integration", "e2e", "schedules")
-"""A test's layer is its folder. Each is a marker as well, for `-m` (the Makefile's QUICK)."""
+"""A test's layer is its folder. Each layer is also a marker for `-m` (the Makefile's QUICK)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record how long tests take, in the process that hears of all of them."""
+    """Record how long tests take, in the process that receives the reports of all of them."""
     for layer in LAYERS:
         config.addinivalue_line("markers", f"{layer}: lies in tests/{layer}")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its layer, and begin with the files that take longest."""
+    """Mark each test with its layer, and run the files that take longest first."""
     from tests.side_by_side import rank  # noqa: PLC0415  # as above
 
     for item in items:
@@ -86,11 +87,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 SHOWN = "shown"
-"""A property of a test (`record_property`) that the end of the run shows."""
+"""A property of a test (`record_property`) that the end of the run prints."""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Show what tests have found out, also those of other processes."""
+    """Print the results that tests recorded, including those of other pytest processes."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, text in report.user_properties:
             if name == SHOWN:
@@ -103,9 +104,9 @@ Need = Callable[[str, bool, str], None]
 
 
 def need(capability: str, present: bool, hint: str) -> None:
-    """Go on if `present`; else skip, or fail where STRATA_REQUIRE lists the capability.
+    """Continue if `present`; otherwise skip, or fail if STRATA_REQUIRE lists the capability.
 
-    CI names there what its machine has, so that a test cannot quietly stop running.
+    CI lists there what its machine has, so that no test is skipped unnoticed.
     """
     if present:
         return
@@ -123,7 +124,7 @@ def _need() -> Need:
 
 @pytest.fixture(scope="session")
 def etcd_bin() -> Path:
-    """The folder that holds etcd, etcdctl and etcdutl, as `scripts/fetch-etcd` made it."""
+    """The folder with etcd, etcdctl and etcdutl that `scripts/fetch-etcd` made."""
     folder = ROOT / ".tools" / "etcd" / "bin"
     need("etcd", (folder / "etcd").exists(), "run scripts/fetch-etcd")
     return folder
@@ -131,11 +132,11 @@ def etcd_bin() -> Path:
 
 @pytest.fixture(scope="session")
 def torch_installed() -> None:
-    """Ask for it in a test that imports torch in a child process."""
+    """Request this in a test that imports torch in a child process."""
     need("torch", importlib.util.find_spec("torch") is not None, "run scripts/bootstrap")
 
 
 @pytest.fixture(scope="session")
 def jax_installed() -> None:
-    """Ask for it in a test that imports jax in a child process."""
+    """Request this in a test that imports jax in a child process."""
     need("jax", importlib.util.find_spec("jax") is not None, "pip install jax")

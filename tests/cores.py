@@ -1,4 +1,4 @@
-"""Whether a process that crashes here leaves a core in its folder."""
+"""Checks if a process that crashes here leaves a core file in its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import Need
 
 
 def need_cores(need: Need, folder: Path, *, megabytes: int) -> None:
-    """Skip where the kernel writes no core of that size into the folder of the process, or there is no room for one."""
+    """Skip unless the kernel writes a core of that size into the process's folder, and the disk has space for it."""
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     need("core dumps", "/" not in pattern and "|" not in pattern, "kernel.core_pattern=core")
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]

@@ -14,7 +14,7 @@ ALLOW = "let a process debug its sibling: kernel.yama.ptrace_scope=0"
 
 
 def state(pid: int) -> str:
-    """Return the kernel's letter for what a process does: `t` while a debugger holds it."""
+    """Return the kernel's letter for the state of a process: `t` while a debugger holds it."""
     return Path(f"/proc/{pid}/status").read_text().partition("State:\t")[2][0]
 
 

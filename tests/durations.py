@@ -29,29 +29,29 @@ HEAD = (
     "# slowest case, s\tall cases, s\tmarker\ttest function; written by `python -m tests.durations --update`"
 )
 LIMIT_S = 10.0
-"""What a test may take without a marker."""
+"""How long a test may take without a marker."""
 WORTH_S = 1.0
-"""From so much time on, of all its cases, a function has a line in the tracked file."""
+"""A function whose cases take at least this long together has a line in the tracked file."""
 ENOUGH = 20
-"""How many tests both files must hold for a factor; with fewer it is 1."""
+"""How many tests both files must have in common for a factor; with fewer it is 1."""
 MARKERS = ("campaign", "slow")
 UNMARKED = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long a test function took, in seconds: its slowest case, and all of them."""
+    """Seconds that a test function took: its slowest case, and all its cases together."""
 
     slowest_s: float
     all_s: float
 
     def plus(self, case_s: float) -> Duration:
-        """Return it with one more case."""
+        """Return this duration with one more case."""
         return Duration(max(self.slowest_s, case_s), self.all_s + case_s)
 
 
 Key = tuple[str, str]
-"""A test function (`file::function`) and its marker: cases of one function may differ in it."""
+"""A test function (`file::function`) and its marker; cases of one function may differ in their markers."""
 Durations = Mapping[Key, Duration]
 
 
@@ -76,7 +76,7 @@ class Recorder:
 
 
 def read(path: Path) -> dict[Key, Duration]:
-    """Return what a file holds; nothing if there is none."""
+    """Return the durations in a file; empty if there is no file."""
     found: dict[Key, Duration] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         if not line.startswith("#"):
@@ -98,7 +98,7 @@ def write(durations: Durations, path: Path) -> None:
 
 
 def slowness(tracked: Durations, record: Durations) -> float:
-    """Return how much longer a test took in the recorded runs than in the tracked file, for nine of ten; at least 1."""
+    """Return the factor within which nine of ten tests slowed down against the tracked file; at least 1."""
     ratios = [record[key].all_s / took.all_s for key, took in tracked.items() if key in record]
     return max(1.0, statistics.quantiles(ratios, n=10)[-1]) if len(ratios) >= ENOUGH else 1.0
 
@@ -117,7 +117,7 @@ def refused(tracked: Durations, record: Durations) -> Iterator[str]:
 
 
 def there(durations: Durations, root: Path = ROOT) -> dict[Key, Duration]:
-    """Return those whose functions are in the tree."""
+    """Return the durations of the functions that are in the tree."""
 
     def is_there(function: str) -> bool:
         file, _, name = function.partition("::")
@@ -128,7 +128,7 @@ def there(durations: Durations, root: Path = ROOT) -> dict[Key, Duration]:
 
 
 def updated(tracked: Durations, record: Durations) -> dict[Key, Duration]:
-    """Return the tracked durations with those of new tests, and without those whose marker changed."""
+    """Return the tracked durations, with new tests added and tests with a changed marker removed."""
     factor = slowness(tracked, record)
     changed = {key[0] for key, took in record.items() if key not in tracked and took.all_s >= WORTH_S}
     kept = {key: took for key, took in tracked.items() if key[0] not in changed or key in record}
@@ -139,7 +139,7 @@ def updated(tracked: Durations, record: Durations) -> dict[Key, Duration]:
 
 @cache
 def file_seconds() -> Mapping[str, float]:
-    """Return how long each test file takes, as far as the tracked file knows."""
+    """Return how long each test file takes, by the tracked file."""
     total: dict[str, float] = {}
     for (function, _), took in read(TRACKED).items():
         file = function.partition("::")[0]

@@ -1,7 +1,7 @@
-"""Real etcd for tests: registered in `tests/conftest.py`, so every test may ask for these.
+"""Fixtures for real etcd; `tests/conftest.py` registers them, so every test may request them.
 
-`etcd` is one member shared by the whole run: keep to keys of your own. `etcd_cluster` is three
-members for one test alone, to be killed and frozen at will. `start_etcd` makes any other.
+`etcd` is one member, shared by the whole run: a test must use keys of its own. `etcd_cluster` is three
+members for one test alone, which may kill and freeze them. `start_etcd` starts any other cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.devcluster.etcd_http import EtcdTls
 
 
 class StartEtcd(Protocol):
-    """The `start_etcd` fixture: a cluster that ends with the test."""
+    """The `start_etcd` fixture: its clusters end with the test."""
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ def etcd_binary(etcd_bin: Path) -> EtcdBinary:
 
 @pytest.fixture(scope="session")
 def etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """One member for the whole run; use keys that no other test uses, compact nothing."""
+    """One member for the whole run; a test must use keys that no other test uses, and compact nothing."""
     cluster = EtcdCluster.start(tmp_path_factory.mktemp("etcd"), binary=etcd_binary, fsync=False)
     yield cluster
     cluster.kill()

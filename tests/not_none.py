@@ -1,4 +1,4 @@
-"""What a test knows to be there, also for the type checker."""
+"""Narrows an optional value for a test and for the type checker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _T = TypeVar("_T")
 
 
 def not_none(value: _T | None) -> _T:
-    """Return it; fail if it is None."""
+    """Return the value; fail if it is None."""
     assert value is not None
     return value

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does, where there is nothing to listen to."""
+"""Polling for the result of another process or thread that sends no event."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Processes whose words a test waits for, instead of sleeping.
+"""Child processes whose output a test waits for, instead of sleeping.
 
     record = Record()
     node = Talker(["strata", "run", ...], name="node-1", record=record)
-    started = record.wait("start", count=3, generation=2)      # events: what is said as JSON
+    started = record.wait("start", count=3, generation=2)      # events: the lines that are JSON
     assert node.join() == 0
-    node.wait_quiet()                                          # nobody holds its output any more
+    node.wait_quiet()                                          # no process holds its output any more
 
-A thread reads each process's output as it comes, so an event carries the moment it was heard. The
-output is handed on to children and theirs: its end proves that none of them is left.
+A thread reads each process's output as it comes, so each event carries the time at which it was received. Children
+and their children inherit the output: its end proves that none of these processes is left.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from strata.integrations.torchrun.orphans import environment
 from strata.processes.children import Child
 
 LIMIT_S = 40.0
-"""How long to wait for what must happen: far more than it takes on a busy machine."""
+"""How long to wait for an event that must happen: far longer than it takes on a busy machine."""
 MARK = "TALKER_MARK"
-"""In the environment of every process that a talker starts, theirs included."""
+"""An environment variable of every process that a talker starts, and of their children."""
 
 Event = dict[str, Any]
 _T = TypeVar("_T")
 
 
 class Record:
-    """Everything that a test's processes have said, in the order it was heard."""
+    """All events of a test's processes, in the order in which they were received."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -52,14 +52,14 @@ class Record:
             return list(self._events)
 
     def of(self, kind: str, **facts: object) -> list[Event]:
-        """Return the events of one kind with these facts."""
+        """Return the events of one kind that have these facts."""
         return _chosen(self.events, kind, facts)
 
     def until(self, what: str, found: Callable[[list[Event]], _T], *, limit_s: float = LIMIT_S) -> _T:
-        """Return the first true answer of `found` over all events; fail with what was said.
+        """Return the first true answer of `found` over all events; fail with the events received so far.
 
-        It fails once nothing at all was heard for `limit_s`: on a busy machine a training takes its time.
-        What never comes while others speak is met by the test's own limit.
+        It fails once no event at all arrives for `limit_s`, because a training takes its time on a busy machine.
+        If other processes keep writing, only the test's own time limit ends the wait.
         """
         with self._changed:
             while not (answer := found(self._events)):
@@ -71,7 +71,7 @@ class Record:
             return answer
 
     def wait(self, kind: str, *, count: int = 1, limit_s: float = LIMIT_S, **facts: object) -> list[Event]:
-        """Return the events of one kind with these facts, once there are `count` of them."""
+        """Return the events of one kind that have these facts, once there are `count` of them."""
 
         def enough(events: list[Event]) -> list[Event]:
             chosen = _chosen(events, kind, facts)
@@ -80,11 +80,11 @@ class Record:
         return self.until(f"{count} x {kind} {facts}", enough, limit_s=limit_s)
 
     def wait_one(self, kind: str, *, limit_s: float = LIMIT_S, **facts: object) -> Event:
-        """Return the first event of one kind with these facts."""
+        """Return the first event of one kind that has these facts."""
         return self.wait(kind, count=1, limit_s=limit_s, **facts)[0]
 
     def wait_line(self, part: str, *, limit_s: float = LIMIT_S) -> str:
-        """Return the first line, of those that are no events, that contains `part`."""
+        """Return the first line that contains `part`, among the lines that are no events."""
 
         def line(events: list[Event]) -> str:
             return next((e["text"] for e in events if e["event"] == "line" and part in e["text"]), "")
@@ -93,7 +93,7 @@ class Record:
 
 
 def _told(events: Sequence[Event]) -> str:
-    """Return the last events for a failed test; of those that come in crowds, the last few."""
+    """Return the last events as text for a failed test; of the frequent kinds, only the last six."""
     crowd = [e for e in events if e["event"] in {"epoch", "step"}][-6:]
     return "\n".join(str(e) for e in events if e["event"] not in {"epoch", "step"} or e in crowd)[-8000:]
 
@@ -103,7 +103,7 @@ def _chosen(events: list[Event], kind: str, facts: Mapping[str, object]) -> list
 
 
 class Talker:
-    """A child process and what it and its children say; an event's `source` is its name."""
+    """A child process with the output of it and its children; the `source` of their events is its name."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class Talker:
         self.child.send_signal(number)
 
     def join(self, limit_s: float = LIMIT_S) -> int:
-        """Return the exit code once the process has ended, and all it said has been heard.
+        """Return the exit code once the process has ended and all of its output was read.
 
-        Its children may still run, and hold the output. It fails once nothing at all was heard for `limit_s`.
+        Its children may still run and hold the output. It fails once no event at all arrives for `limit_s`.
         """
         heard = len(self.record.events)
         while True:
@@ -165,7 +165,7 @@ class Talker:
                 return code
 
     def wait_quiet(self, limit_s: float = LIMIT_S) -> None:
-        """Return once nobody is left that was started by this process, directly or not."""
+        """Return once no process is left that this process started, directly or not."""
         deadline = time.monotonic() + limit_s
         while left := self.family():
             if not all(gone(pid, deadline - time.monotonic()) for pid in left):
@@ -173,7 +173,7 @@ class Talker:
         assert self._quiet.wait(limit_s), f"somebody who hid its mark holds the output of {self.name}"
 
     def family(self) -> dict[int, str]:
-        """Return the processes that carry this talker's mark, with their command lines."""
+        """Return the processes that carry this talker's mark: their command lines by pid."""
         return marked(self.mark)
 
     def _listen(self, fd: int) -> None:
@@ -184,7 +184,7 @@ class Talker:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Return the live processes whose environment holds the mark."""
+    """Return the live processes whose environment holds the mark: their command lines by pid."""
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -192,12 +192,12 @@ def marked(mark: str) -> dict[int, str]:
                 if f"{MARK}={mark}".encode() in environment(int(entry.name)).split(b"\0"):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has ended, is a zombie, or is somebody else's
+                continue  # the process has ended, is a zombie, or belongs to another user
     return found
 
 
 def gone(pid: int, limit_s: float) -> bool:
-    """Return True once no such process runs (a zombie counts as gone), False after the limit."""
+    """Return True once no such process runs (a zombie counts as ended), False after the limit."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -211,7 +211,7 @@ def gone(pid: int, limit_s: float) -> bool:
 
 
 def _event(line: bytes) -> Event:
-    """Return what a line says; half a line of another process may stand before an event."""
+    """Return the event in a line; half a line of another process may stand before the JSON."""
     text = line.decode(errors="replace").rstrip("\n")
     begin = text.find('{"')
     if begin >= 0:

@@ -1,4 +1,4 @@
-"""One member's process as a test plays it: it speaks the session's protocol and nothing more."""
+"""One member's process, played by a test: it speaks the session's protocol and nothing more."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from strata.v1 import barriers_pb2, checkpoints_pb2, members_pb2, session_pb2, w
 from strata.v1.session_pb2 import Down, Up
 
 Dial = Callable[[str, str], AbstractAsyncContextManager[Any]]
-"""From a worker's name and a replica's to the dialling end of a session's link."""
+"""From a worker's name and a replica's name to the dialling end of a session's link."""
 
 
 class Member:
-    """One member's process: says what it is told to, notes what it hears."""
+    """One member's process: sends what the test has it send, and records the messages it receives."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Member:
     # -- connecting
 
     async def connect(self, replica: str, **registration: Any) -> Member:
-        """Begin a session with `replica`, after dropping the one before; return once welcome."""
+        """Drop the previous session and begin one with `replica`; return once its welcome is received."""
         self.dial(replica, **registration)
         await self.next("welcome")
         return self
 
     def dial(self, replica: str, **registration: Any) -> None:
-        """Begin a session and do not wait for its welcome."""
+        """Begin a session without waiting for its welcome."""
         self.drop()
         self.heard, self.error, self.over = [], None, asyncio.Event()
         self._session = self._tasks.create_task(self._talk(replica, registration))
@@ -94,10 +94,10 @@ class Member:
             self._session.cancel()
             self._session = None
 
-    # -- hearing
+    # -- receiving
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        """Return the first true answer; it is asked whenever something is heard."""
+        """Return the first true answer of `condition`, which is evaluated after each received message."""
         async with asyncio.timeout(self._limit_s):
             while not (answer := condition()):
                 self._news.clear()
@@ -108,7 +108,7 @@ class Member:
         return [getattr(down, kind) for down in self.heard if down.WhichOneof("message") == kind]
 
     async def next(self, kind: str, *, after: int = 0) -> Any:
-        """Return the first message of this kind that is the `after`-th or later."""
+        """Return message number `after` of this kind, counted from 0, once it is received."""
 
         def found() -> Any:
             assert not self.over.is_set() or len(self.all(kind)) > after, f"ended: {self.error}"
@@ -118,7 +118,7 @@ class Member:
         return self.all(kind)[after]
 
     async def world(self, generation: int = 1) -> session_pb2.WorldUpdate:
-        """Return the update of that generation."""
+        """Return the newest update of that generation."""
 
         def found() -> list[Any]:
             return [w for w in self.all("world") if w.world.generation == generation]
@@ -141,7 +141,7 @@ class Member:
         return answer
 
     async def save(self, state: int, *, acked: int = 0) -> checkpoints_pb2.Checkpoint:
-        """Return the first news of a save in this state, with so many acks."""
+        """Return the first message about a save in this state with at least so many acks."""
 
         def found() -> list[checkpoints_pb2.Checkpoint]:
             return [s for s in self.all("checkpoint") if s.state == state and len(s.acked) >= acked]
@@ -149,7 +149,7 @@ class Member:
         saves: list[checkpoints_pb2.Checkpoint] = await self.until(found)
         return saves[0]
 
-    # -- saying
+    # -- sending
 
     def send(self, **message: Any) -> None:
         assert self.link is not None

@@ -1,4 +1,4 @@
-"""A control plane that knows its callers: three coordinators with certificates, over an etcd with some."""
+"""A control plane that authenticates its callers: three coordinators with certificates, over an etcd with its own."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """A control plane that knows its callers, and the authority behind it."""
+    """A control plane that authenticates its callers, and its certificate authority."""
 
     local: LocalCluster
     authority: Authority
     folder: Path
 
     def who(self, role: Role, id: str, **more: Any) -> Credentials:  # noqa: A002
-        """Return the credentials of a new certificate of this cluster's authority."""
+        """Return the credentials in a new certificate of this cluster's authority."""
         return issued(self.authority, self.folder / f"{role}-{id}-{os.urandom(3).hex()}", role, id, **more)
 
     def client(self, credentials: Credentials, *, job: str = "default") -> CoordinatorClient:
@@ -59,7 +59,7 @@ def flags(credentials: Credentials) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def secured(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """Three coordinators that ask for certificates, over an etcd that does."""
+    """Three coordinators that require client certificates, over an etcd that does, too."""
     folder = tmp_path_factory.mktemp("secured")
     authority = Authority.create(folder / "ca", cluster="default", now=NOW)
     etcd = issued(authority, folder / "etcd", Role.ETCD, "etcd-1")

@@ -1,9 +1,8 @@
-"""How a run shares the suite out to several pytest processes (pytest-xdist).
+"""Distributes the suite over several pytest processes (pytest-xdist).
 
-Most tests that take long wait for other processes, so more of them run than there are cores. A file
-stays in one process, because its fixtures may start a cluster; what starts a container engine stays
-together, because there is one engine a run. The files that take longest come first, so that none of them
-is left for the end.
+Most tests that take long wait for other processes, so more of them run than there are cores. All tests of a file run
+in one process, because its fixtures may start a cluster. Tests that start a container engine run in one process,
+because a run has one engine. The files that take longest come first, so that none of them is left for the end.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ ENGINE: Final = "tests/e2e/"
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """One file a unit of work; all that needs a container engine is one."""
+    """One file is one unit of work; all tests that need a container engine are one unit."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope(nodeid)
 
 
 def scope(nodeid: str) -> str:
-    """Return what a test must share its process with."""
+    """Return the key of the tests that must share a process with this one."""
     return ENGINE if nodeid.startswith(ENGINE) else nodeid.partition("::")[0]
 
 
 def rank(nodeid: str) -> float:
-    """Return where a test stands in the order of the run; equal ones stay as they were collected."""
+    """Return a test's position in the order of the run; equal ones keep the order of collection."""
     return -_seconds(scope(nodeid))
 
 

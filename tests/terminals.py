@@ -1,4 +1,4 @@
-"""Programs on a terminal: what stands on it, keys, job control, and whether all is as it was at the end.
+"""Programs on a terminal: their output, keys, job control, and if they restore the terminal at their end.
 
     with Screen(["strata", "top"], columns=80, rows=24) as screen:
         screen.wait_for("cluster default")
@@ -6,7 +6,8 @@
         assert screen.ended() == 0
         assert screen.is_restored()
 
-A small shell of ours runs the program as its foreground job, stops with it on Ctrl-Z, and goes on with it at `go_on`.
+A small shell of ours runs the program as its foreground job, returns when Ctrl-Z stops the job, and resumes it at
+`go_on`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.processes import LIMIT_S
 ROOT = Path(__file__).resolve().parent.parent
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[78DM=>])")
 
-# argv[1]: where it tells what became of the job, and hears when to go on
+# argv[1]: the descriptor on which the shell reports the state of the job, and receives when to resume it
 SHELL = """
 import fcntl, os, signal, sys, termios
 told = int(sys.argv[1])
@@ -83,7 +84,7 @@ class Screen:
         self._tells, told = _pair()
         self._said = bytearray()
         self.raw = ""
-        """All that was written to it."""
+        """All output of the program, with escape sequences."""
         base = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
         merged = {**base, "NO_COLOR": None, "COLUMNS": None, "LINES": None, **(env or {})}
         self._shell = Child.start(
@@ -112,7 +113,7 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """All that was written to it, without the terminal's sequences."""
+        """All output of the program, without escape sequences."""
         return _ESCAPES.sub("", self.raw)
 
     def resize(self, columns: int, rows: int) -> None:
@@ -122,29 +123,29 @@ class Screen:
         os.write(self._ours, keys.encode())
 
     def forget(self) -> None:
-        """Look only at what is written from now on."""
+        """Look only at output that is written from now on."""
         self._read(0.0)
         self.raw = ""
 
     def wait_for(self, words: str) -> None:
-        """Return once these words were written, whatever stands between in sequences."""
+        """Return once these words were written, ignoring escape sequences between them."""
         self._until(lambda: words in self.text, words)
 
     def stopped(self) -> None:
-        """Return once Ctrl-Z has stopped it."""
+        """Return once Ctrl-Z has stopped the program."""
         self._told("stopped")
 
     def go_on(self) -> None:
         os.write(self._tells, b"x")
 
     def ended(self) -> int:
-        """Return its exit code once it has ended."""
+        """Return the program's exit code once it has ended."""
         code = int(self._told("ended"))
         self._read(0.1)
         return code
 
     def is_restored(self) -> bool:
-        """Whether the terminal has the modes it began with, its own screen, a cursor, and all of its lines to scroll."""
+        """Return True if the terminal has its first modes, its main screen, a cursor, and a scroll region of all lines."""
         self._read(0.1)
         modes = termios.tcgetattr(self._theirs) == self._modes
         screens = self.raw.rfind("\x1b[?1049l") >= self.raw.rfind("\x1b[?1049h")

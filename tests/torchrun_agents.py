@@ -13,9 +13,9 @@ from tests.processes import Talker
 
 
 def entry_points(folder: Path) -> Path:
-    """Return a folder for PYTHONPATH that declares what pyproject.toml does.
+    """Return a folder for PYTHONPATH with the entry points of pyproject.toml.
 
-    An environment that was made before it did would not know; a second mention does no harm.
+    An environment that was installed before an entry point was added lacks it; a duplicate does no harm.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     group = project["entry-points"]["torchrun.handlers"]

@@ -82,7 +82,7 @@ def _tell(text: str) -> None:
 
 
 def _steps(root: Path, size_bytes: int) -> list[str]:
-    """Return the steps of a process that lives to the end, in their order."""
+    """Return the steps of a process that lives to the end, in order."""
     code, said = _save(root, None, size_bytes)
     if code != 0 or (found := _judged(root, said, size_bytes)):
         raise SystemExit(f"without any crash: code {code}, {found if code == 0 else said}")
@@ -91,7 +91,7 @@ def _steps(root: Path, size_bytes: int) -> list[str]:
 
 
 def _plan(steps: Sequence[str], number: int, seeded: random.Random) -> Iterator[Kill]:
-    """Yield a kill at every step, each occurrence of it, in an order of the round's own."""
+    """Yield a kill at every occurrence of every step, in a random order for each round."""
     counts = Counter[str]()
     kills = []
     for step in steps:
@@ -103,12 +103,12 @@ def _plan(steps: Sequence[str], number: int, seeded: random.Random) -> Iterator[
 
 
 def _save(root: Path, kill: Kill | None, size_bytes: int) -> tuple[int, list[str]]:
-    """Have a process save; return its exit code, negative for a signal, and what it said."""
+    """Run a save in a child process; return its exit code, negative for a signal, and the lines it wrote."""
     return _forked(lambda said: save_and_die(root, kill, size_bytes, said))
 
 
 def _judged(root: Path, said: Sequence[str], size_bytes: int) -> list[str]:
-    """Return what a new process finds wrong below `root`."""
+    """Return the complaints of a new process about the storage below `root`."""
 
     def look(out: int) -> None:
         for complaint in complaints(root, said, size_bytes):
@@ -119,9 +119,9 @@ def _judged(root: Path, said: Sequence[str], size_bytes: int) -> list[str]:
 
 
 def _forked(work: Callable[[int], None]) -> tuple[int, list[str]]:
-    """Fork a process that does `work`, given a pipe to write to; return its code and what it wrote.
+    """Fork a process that runs `work` with a pipe to write to; return its exit code and the lines it wrote.
 
-    The one that forks opens no storage itself: it has one thread and little memory.
+    The parent opens no storage itself: it has one thread and little memory.
     """
     ours, theirs = os.pipe()
     child = os.fork()

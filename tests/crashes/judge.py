@@ -1,4 +1,4 @@
-"""What must hold when storage is opened again after a crash, and what does not."""
+"""Checks what must hold when storage is opened again after a crash."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SMALL_BYTES = 1000
 
 
 def complaints(root: Path, said: Sequence[str], size_bytes: int) -> Iterator[str]:
-    """Yield what is wrong below `root`, after a process that said these things has died.
+    """Yield what is wrong below `root`, after a process that wrote the lines `said` has died.
 
-    Nothing that it was told to be committed is lost; nothing partial is a checkpoint; the newest
-    one verifies and is restored bit by bit; the next process saves, and clears away what is left.
+    No commit that was reported to the process is lost. Nothing partial is a checkpoint. The newest checkpoint
+    verifies and is restored bit by bit. The next process saves, and deletes everything the dead one left.
     """
     told = [int(line.split()[1]) for line in said if line.startswith("committed ")]
     marked = sum(line == "step marked" for line in said)
@@ -64,7 +64,7 @@ def _opened(manager: CheckpointManager, known: Sequence[int], size_bytes: int) -
 
 
 def _is_small_object(root: Path, temporary: Path) -> bool:
-    """Tell whether this is one of the small objects beside the checkpoints, which nobody clears away (docs/limits.md)."""
+    """Return True for one of the small objects beside the checkpoints, which nothing deletes (docs/limits.md)."""
     return not temporary.parts[0].startswith("step-") and (root / temporary).stat().st_size < SMALL_BYTES
 
 

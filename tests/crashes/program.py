@@ -1,7 +1,7 @@
-"""A process that saves four steps, two of them as Incrementals, keeping one, and dies by SIGKILL where it is told to.
+"""A process that saves four steps, two as Incrementals, keeps one, and dies by SIGKILL at a given step of a save.
 
-It is forked from the process that judges it, says each step that it takes and each commit that it
-was told of through a pipe, and takes its way with the same parts that a `CheckpointManager` has.
+The process that judges it forks it. Through a pipe, it reports each step of a save before taking it, and each commit
+that was reported to it. It uses the parts of which a `CheckpointManager` consists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TYPES = {
     60: CheckpointType.INCREMENTAL,
     80: CheckpointType.FULL,
 }
-"""The second and the third use what the first has written; the last lets all three go."""
+"""The two Incrementals use bytes of the first checkpoint; after the last one, retention deletes all three."""
 STEPS = tuple(TYPES)
 KEPT = 1
 _ATTEMPT = re.compile(r"[0-9a-f]{32}")
@@ -41,7 +41,7 @@ _ATTEMPT = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Die when the step of that name is about to be taken for the nth time, or so much later."""
+    """Die just before the nth occurrence of the step with that name, or `after_us` later."""
 
     step: str
     nth: int
@@ -49,7 +49,7 @@ class Kill:
 
 
 def state_of(step: int, size_bytes: int) -> dict[str, Any]:
-    """Return the state at a step: numbers that follow from it, some that never change, the step."""
+    """Return the state at a step: an array derived from the step, an array that never changes, and the step."""
     count = size_bytes // 8
     return {
         "w": np.random.default_rng(step).random(count // 2),
@@ -59,14 +59,14 @@ def state_of(step: int, size_bytes: int) -> dict[str, Any]:
 
 
 def save_and_die(root: Path, kill: Kill | None, size_bytes: int, said: int) -> None:
-    """Save every step below `root`; `said` is the pipe's end to write to."""
+    """Save every step below `root`; `said` is the file descriptor of the pipe to write to."""
     lock, counts = threading.Lock(), dict[str, int]()
 
     def say(event: str) -> None:
         os.write(said, f"{event}\n".encode())
 
     def on_step(step: str) -> None:
-        step = _ATTEMPT.sub("ATTEMPT", step)  # whose id is another in each process
+        step = _ATTEMPT.sub("ATTEMPT", step)  # each process has another attempt id
         with lock:
             counts[step] = counts.get(step, 0) + 1
             say(f"step {step}")

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the report of a run; nothing of it is left running."""
+    """Return the report of a run; no process of it is left running."""
     began, wrong = time.monotonic(), []
     with LocalCluster.start(folder / "cluster", etcd_members=1, coordinators=3, detect_s=DETECT_S) as cluster:
         drive = Drive(make_plan(options.seed, options.kills), cluster, folder, f"seed-{options.seed}", _say)

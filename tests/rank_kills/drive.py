@@ -1,4 +1,4 @@
-"""A training of two nodes with one rank each, whose ranks are killed by plan."""
+"""Drives a training of two nodes with one rank each, and kills its ranks by plan."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SAVE_EVERY = 5
 FULL_EVERY = 3
 KEEP_COUNT = 2
-"""Fewer than the saves until the next Full: an Incremental would lose its base if nothing kept that."""
+"""Fewer than the saves between two Fulls: retention by count alone would delete the base of an Incremental."""
 PACE_S = 0.03
 AHEAD = 80
-"""So far ahead the last step is named, once all kills are done: no rank may have passed it."""
+"""How many steps ahead the last step is set, once all kills are done: no rank may have passed it yet."""
 LIMIT_S = 120.0
-"""For a recovery, and for whatever else must happen, on a machine however busy."""
+"""For a recovery, and for anything else that must happen, however busy the machine is."""
 ENDS = {Moment.MID_SAVE: ("saving", "committed"), Moment.RESTORING: ("restoring", "begun")}
 """The events with which a moment begins and ends."""
 USUAL_S = {Moment.MID_STEP: PACE_S, Moment.MID_SAVE: 0.1, Moment.AFTER_COMMIT: 0.0, Moment.RESTORING: 0.1}
-"""How long a moment lasts, as long as this run has measured none."""
+"""How long a moment lasts, until this run has measured it."""
 
 _T = TypeVar("_T")
 
 
 class Broken(Exception):
-    """Something did not hold; the text says what."""
+    """A condition did not hold; the text says which."""
 
 
 class Training:
-    """One training on a cluster: started, listened to, and ended in any case by `end`."""
+    """One training on a cluster: it is started, its output is read, and `end` ends it in any case."""
 
     def __init__(
         self, cluster: LocalCluster, folder: Path, job: str, *, save_every: int, pace_s: float
@@ -83,7 +83,7 @@ class Training:
             raise Broken(str(error)) from None
 
     def strata_checkpoints(self, *words: str) -> str:
-        """Return what a command about this job's checkpoints prints; it must end with 0."""
+        """Return the output of a command about this job's checkpoints; the command must exit with 0."""
         record = Record()
         talker = _strata(["checkpoints", *words, *self._where()], "strata", record)
         try:
@@ -96,7 +96,7 @@ class Training:
         return said
 
     def join(self) -> None:
-        """Return once both nodes have ended with 0 and left no process."""
+        """Return once both nodes have exited with 0 and left no process."""
         for talker in self._talkers:
             try:
                 code = talker.join(LIMIT_S)
@@ -107,11 +107,11 @@ class Training:
                 raise Broken(f"{talker.name} ended with {code}")
 
     def folders(self) -> list[str]:
-        """Return the names of the folders that lie in storage, of checkpoints and of what attempts left."""
+        """Return the names of the folders in storage: those of checkpoints and those left by attempts."""
         return sorted(path.name for path in self._storage.rglob("step-*"))
 
     def end(self) -> None:
-        """Kill what still runs, and write down all that was heard."""
+        """Kill the processes that still run, and write down all events received."""
         for talker in self._talkers:
             talker.child.kill()
         for talker in self._talkers:
@@ -131,15 +131,15 @@ def _strata(words: list[str], name: str, record: Record) -> Talker:
 
 
 class Drive:
-    """Carries a plan out on a cluster; `run` raises `Broken` at the first thing that does not hold."""
+    """Carries out a plan on a cluster; `run` raises `Broken` at the first condition that does not hold."""
 
     def __init__(
         self, plan: list[Kill], cluster: LocalCluster, folder: Path, job: str, say: Callable[[str], None]
     ) -> None:
         self.number = 0
-        """Of the newest kill."""
+        """The number of the newest kill."""
         self.types: Counter[str] = Counter()
-        """Of the checkpoints that were seen in the catalog."""
+        """Counts the types of the checkpoints seen in the catalog."""
         self.steps = 0
         self._plan = plan
         self._cluster = cluster
@@ -148,12 +148,12 @@ class Drive:
         self._generation = 0
         self._seen: set[str] = set()
         self._victims: list[tuple[int, int]] = []
-        """By generation and rank."""
+        """Generation and rank of each killed process."""
         self._client = CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S)
         self.training = Training(cluster, folder / "killed", job, save_every=SAVE_EVERY, pace_s=PACE_S)
 
     def run(self) -> None:
-        """Return once all kills are done, and the training ended equal to an undisturbed one."""
+        """Return once all kills are done and the training has ended with the same bits as an undisturbed one."""
         self._recovered(seen=0)
         for kill, following in zip(self._plan, [*self._plan[1:], None], strict=True):
             self.number = kill.number
@@ -165,7 +165,9 @@ class Drive:
                 continue
             step = self._recovered(seen=seen)
             recovered_s = time.monotonic() - began
-            self.training.wait("a first commit", _newest)  # before it there is no latest
+            self.training.wait(
+                "a first commit", _newest
+            )  # before the first commit there is no latest checkpoint
             self.training.strata_checkpoints("verify", "latest")
             self._look()
             self._say(
@@ -175,13 +177,13 @@ class Drive:
         self._finish()
 
     def end(self) -> None:
-        """End all that was started."""
+        """End all processes that were started."""
         self.training.end()
         self._client.close()
 
     @property
     def met(self) -> dict[str, int]:
-        """At which moments the ranks really died, and how many at each."""
+        """Counts the moments at which the ranks really died."""
         events = self.training.record.events
         return Counter(
             judge.met([e for e in events if (e.get("generation"), e.get("rank")) == victim])
@@ -191,7 +193,7 @@ class Drive:
     # -- one kill
 
     def _strike(self, kill: Kill) -> int:
-        """Kill the rank at its moment; return the newest step that was known to be committed before."""
+        """Kill the rank at its moment; return the newest step known to be committed before the kill."""
         training, moment = self.training, kill.moment
         if moment is Moment.RESTORING:
             after = self._generation
@@ -211,18 +213,18 @@ class Drive:
         return seen
 
     def _restoring(self, events: list[Event], rank: int, after: int) -> Event:
-        """Return the newest announcement of a restore in a generation behind `after`; empty if there is none."""
+        """Return the rank's newest `restoring` event of a generation after `after`; empty if there is none."""
         mine = [e for e in events if e["event"] == "restoring" and e["rank"] == rank]
         return next((e for e in reversed(mine) if e["generation"] > after), {})
 
     def _wait_for(self, kind: str, rank: int, *, count: int) -> None:
-        """Return once a rank has announced so many more of a kind."""
+        """Return once a rank has reported `count` more events of a kind."""
         place = {"rank": rank, "generation": self._generation}
         before = len(self.training.record.of(kind, **place))
         self.training.wait(kind, lambda _: len(self.training.record.of(kind, **place)) >= before + count)
 
     def _usual_s(self, moment: Moment) -> float:
-        """Return how long such a moment lasts in this run; generation 1, which restores nothing, does not count."""
+        """Return the usual length of such a moment in this run, without generation 1, which restores nothing."""
         first, last = ENDS.get(moment, ("", ""))
         began: dict[tuple[int, int], float] = {}
         lasted = []
@@ -234,7 +236,7 @@ class Drive:
         return statistics.median(lasted) if lasted else USUAL_S[moment]
 
     def _recovered(self, *, seen: int) -> int:
-        """Return the step that the next generation began from, once both ranks have begun."""
+        """Return the step at which the next generation began, once both of its ranks have begun."""
         after = self._generation
 
         def begun(events: list[Event]) -> list[Event]:
@@ -291,7 +293,7 @@ class Drive:
 
 
 def _newest(events: list[Event]) -> int:
-    """Return the newest step that somebody announced as committed."""
+    """Return the newest step that any rank reported as committed."""
     return max((event["step"] for event in events if event["event"] == "committed"), default=0)
 
 

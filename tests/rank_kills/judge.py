@@ -1,4 +1,4 @@
-"""What must hold after a rank was killed, judged from what the processes and the control plane reported."""
+"""Checks what must hold after a rank was killed, from the reports of the processes and the control plane."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Event = dict[str, Any]
 
 
 def resumption(steps: Sequence[int], *, seen: int, committed: int) -> Iterator[str]:
-    """Yield what is wrong with the steps that the ranks of a generation began from.
+    """Yield what is wrong with the steps at which the ranks of a generation began.
 
-    `seen` is the newest commit that anybody had heard of before the kill; `committed` is the newest one of
+    `seen` is the newest commit that any process reported before the kill. `committed` is the newest commit of
     all older generations, by the control plane's history. 0 stands for none.
     """
     if len(set(steps)) != 1:
@@ -27,7 +27,7 @@ def resumption(steps: Sequence[int], *, seen: int, committed: int) -> Iterator[s
 
 
 def bits(events: Sequence[Event], undisturbed: Sequence[Event]) -> Iterator[str]:
-    """Yield where a training differs from an undisturbed one: any step of any rank, and both ends."""
+    """Yield where a training differs from an undisturbed one: any step of any rank, and the final states."""
     right = {(e["rank"], e["step"]): e["digest"] for e in _of(undisturbed, "step")}
     for event in _of(events, "step"):
         if event["digest"] != right.get((event["rank"], event["step"])):
@@ -54,9 +54,9 @@ def order(events: Sequence[Event]) -> Iterator[str]:
 
 
 def retention(folders: Sequence[str], *, keep_count: int, full_every: int) -> Iterator[str]:
-    """Yield what is wrong with what lies in storage at the end.
+    """Yield what is wrong with the checkpoints in storage at the end.
 
-    Beside the newest `keep_count` stay those whose bytes they use, and these begin with a Full.
+    Besides the newest `keep_count`, only those whose bytes they use may stay; such a chain begins with a Full.
     """
     most = keep_count + full_every - 1
     if not 0 < len(folders) <= most:
@@ -64,7 +64,7 @@ def retention(folders: Sequence[str], *, keep_count: int, full_every: int) -> It
 
 
 def met(events: Sequence[Event]) -> Moment:
-    """Return at which moment a process died, given all that it reported."""
+    """Return the moment at which a process died, given all events that it reported."""
     kinds = [e["event"] for e in events]
     if "begun" not in kinds:
         return Moment.RESTORING

@@ -1,4 +1,4 @@
-"""Which rank is killed and at which moment. The seed decides all of it."""
+"""Plans which rank is killed and at which moment; the seed decides everything."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 
 RANKS = 2
 MOST_SAVES = 4
-"""One more than it takes until the next Full."""
+"""One more than the number of saves until the next Full."""
 
 
 class Moment(StrEnum):
-    """What a rank does when it is killed."""
+    """What a rank is doing when it is killed."""
 
     MID_STEP = "mid-step"
     MID_SAVE = "mid-save"
@@ -23,9 +23,9 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Kill `rank` once it has begun, or seen committed, `saves` more saves; or while it restores.
+    """Kill `rank` after it has begun, or seen committed, `saves` more saves, or during its restore.
 
-    `part` says when exactly, as a fraction of how long the moment usually lasts.
+    `part` is the exact time of the kill, as a fraction of how long the moment usually lasts.
     """
 
     number: int
@@ -36,9 +36,9 @@ class Kill:
 
 
 def make_plan(seed: int, kills: int) -> list[Kill]:
-    """Return the kills of a seed: every four in a row have all moments.
+    """Return the kills of a seed: every four in a row cover all moments.
 
-    The first kill never meets a restore, because nothing is saved yet.
+    The first kill never hits a restore, because nothing is saved yet.
     """
     rng = random.Random(seed)
     moments: list[Moment] = []

@@ -1,4 +1,4 @@
-"""One schedule on a real cluster: nodes are started, harmed by plan, and listened to until all end."""
+"""Drives one schedule on a real cluster: starts nodes, harms them by plan, and reads their output until all end."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from tests.schedules.plan import Event, Kind, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM})
-"""A node left because it was asked to; by the signal itself when its Python had not come as far as our code."""
+"""Exit codes of a node that left by request; the signal's codes if SIGTERM came before Python ran our handler."""
 POLL_S = 0.05
-"""The driver looks so often; it acts on a clock, as whoever harms a cluster does."""
+"""How often the driver looks; it acts by the clock, independent of the training, as real faults do."""
 LOOK_S = 0.2
 ANSWER_S = 3.0
 STUCK_S = 120.0
-"""So long after the last deed, and the last step, the training counts as stuck."""
+"""The training counts as stuck this long after the last deed and the last step."""
 ENDED_S = 60.0
 QUIET_S = 15.0
 
 
 @dataclass(slots=True)
 class Node:
-    """One member: its supervisor's process, the newest of its name."""
+    """One member: the newest agent process of its name."""
 
     name: str
     talker: Talker
     late: bool = False
     back_s: float = 1.0
-    """So long after it was preempted it is started again."""
+    """How long after its preemption the node is started again."""
     returning: bool = False
 
 
 @dataclass(slots=True)
 class Deeds:
-    """What took effect, and what was done late and undone."""
+    """Counts the deeds that took effect, and holds the actions that are due later, mostly to undo deeds."""
 
     done: Counter[str] = field(default_factory=Counter)
     later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Deeds:
         heapq.heappush(self.later, (time.monotonic() + seconds, next(self.numbers), act))
 
     def due(self, *, all_of_them: bool = False) -> None:
-        """Do what is due by now; what that puts off stays for the next time."""
+        """Run the actions that are due now; an action that they schedule waits for the next call."""
         now, due = time.monotonic(), []
         while self.later and (all_of_them or self.later[0][0] <= now):
             due.append(heapq.heappop(self.later)[2])
@@ -70,7 +70,7 @@ class Deeds:
 
 
 class Drive:
-    """Carries a plan out; `run` returns what there is to judge."""
+    """Carries out a plan; `run` returns the history to judge."""
 
     def __init__(self, plan: Plan, cluster: LocalCluster, folder: Path) -> None:
         self.plan = plan
@@ -89,7 +89,7 @@ class Drive:
         self._nodes = [Node(name=f"n{i}", talker=self._start(f"n{i}")) for i in range(plan.nodes)]
 
     def run(self) -> History:
-        """Return the history; nothing of the training is left running."""
+        """Return the history; no process of the training is left running."""
         try:
             self._wait_steps(1)
             for event in self.plan.events:
@@ -99,7 +99,7 @@ class Drive:
                     break
                 self._do(event)
             self._finish()
-            with contextlib.suppress(StrataError):  # then the nodes' ends say enough
+            with contextlib.suppress(StrataError):  # if it fails, the nodes' exit codes suffice
                 told = self._client.generations()
                 self._committed = [(g.world.generation, g.committed_step) for g in told if g.has_committed]
                 self._began_unix_s = min((g.began_unix_ms / 1000 for g in told), default=None)
@@ -110,7 +110,7 @@ class Drive:
         return self.history()
 
     def history(self) -> History:
-        """Return what there is to judge so far."""
+        """Return the history up to now."""
         return History(
             events=self.record.events,
             looked=self._looked,
@@ -122,7 +122,7 @@ class Drive:
     # -- the clock
 
     def _tick(self) -> None:
-        """Do what is due, look, and let a moment pass."""
+        """Run due actions, look at the job, and sleep briefly."""
         self.deeds.due()
         if time.monotonic() >= self._look_at:
             self._look()
@@ -141,7 +141,9 @@ class Drive:
                 self._tick()
 
     def _look(self) -> None:
-        with contextlib.suppress(StrataError):  # nobody answers at this moment, or there is no job yet
+        with contextlib.suppress(
+            StrataError
+        ):  # no replica answers at this moment, or the job does not exist yet
             job = self._client.job_status()
             self._phase = job.phase
             if job.has_latest:
@@ -152,7 +154,7 @@ class Drive:
         return sum(1 for e in self.record.events if e["event"] == "step" and e["rank"] == 0)
 
     def _wait_steps(self, count: int) -> None:
-        """Return once `count` more steps were trained, in whatever generation, or all is over or stuck."""
+        """Return once `count` more steps were trained, in any generation, or the training is over or stuck."""
         wanted = self._trained() + count
         deadline = time.monotonic() + STUCK_S
         while self._trained() < wanted and not self._over() and time.monotonic() < deadline:
@@ -185,7 +187,7 @@ class Drive:
             self.deeds.done[event.kind] += 1
 
     def _signal_rank(self, node: Node, number: int) -> bool:
-        """Signal the newest rank of a node that runs; False when it has none."""
+        """Signal the newest running rank of a node; return False if the node has none."""
         ranks = [e["pid"] for e in self.record.of("rank.started") if e["source"] == node.name]
         family = node.talker.family()
         alive = [pid for pid in reversed(ranks) if pid in family]
@@ -229,7 +231,7 @@ class Drive:
         try:
             leader = self._cluster.leader(timeout_s=ANSWER_S)
         except StrataError:
-            return False  # there is none at this moment
+            return False  # there is no leader at this moment
         if freeze:
             leader.child.pause()
             self.deeds.after(lasting_s, leader.child.resume)
@@ -242,7 +244,7 @@ class Drive:
         try:
             self._client.scale(min_workers=min(most, self.plan.min_workers), max_workers=most)
         except StrataError:
-            return False  # nobody led; the answer may be unknown
+            return False  # there was no leader, or the answer is unknown
         return True
 
     def _pause(self, lasting_s: float) -> bool:
@@ -280,7 +282,7 @@ class Drive:
         return notice is not None and node.name in notice.worker_ids
 
     def _resume(self) -> None:
-        """Resume the job; one that is only about to pause, again a little later."""
+        """Resume the job; if it has not paused yet, try again a little later."""
         with contextlib.suppress(StrataError):
             if self._client.job_status().phase == JOB_PHASE_PAUSED:
                 self._client.resume()
@@ -331,13 +333,13 @@ class Drive:
                 return
 
     def _alive(self) -> bool:
-        """Whether any node runs, or is about to be started again."""
+        """Return True if any node runs or is about to be started again."""
         codes = [node.talker.child.poll() for node in self._nodes]
         back = not self._done() and (bool(self.deeds.later) or bool(LEFT & set(codes)))
         return None in codes or back
 
     def _end(self) -> None:
-        """Note how each node ended, and end what did not."""
+        """Record how each node ended, and end the nodes that still run."""
         for node in self._nodes:
             code = node.talker.child.poll()
             if code is None:
@@ -346,16 +348,16 @@ class Drive:
                 node.talker.child.kill()
                 self._left(node)
                 self._ended.append(NodeEnd(name=node.name, code=None, late=node.late))
-            elif code != -signal.SIGKILL:  # those that were killed are noted
+            elif code != -signal.SIGKILL:  # killed nodes are recorded already
                 left = self._left(node)
                 self._ended.append(NodeEnd(name=node.name, code=code, late=node.late, left=left.left))
 
     def _say_where(self, node: Node) -> None:
-        """Put into the record what a node that does not end consists of."""
+        """Record the processes of a node that does not end."""
         self.record.add({"event": "stuck", "source": node.name, "family": node.talker.family()})
 
     def _left(self, node: Node) -> NodeEnd:
-        """Return what is left of a node whose supervisor has ended; as an end that was wanted."""
+        """Kill the processes left of a node whose agent has ended; return them in an end that counts as intended."""
         deadline = time.monotonic() + QUIET_S
         while left := node.talker.family():
             if not all(gone(pid, deadline - time.monotonic()) for pid in left):

@@ -1,6 +1,6 @@
-"""What a training under a schedule must have kept, judged from what its processes said.
+"""Checks what a training under a schedule must have kept, from the output of its processes.
 
-It shares no code with Strata but the sampler's definition, by way of the reference values.
+It shares no code with Strata but the sampler's definition, which the reference values use.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Event = dict[str, Any]
 DONE = 0
 GOODPUT_ERROR = 0.005
 LATE = frozenset({75, 78, 143, -15})
-"""`strata run` that was preempted, or got SIGTERM before it could heed it, when the job was about to be done."""
+"""Exit codes of `strata run` if it is preempted, or gets SIGTERM too early to handle it, as the job is nearly done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """The newest committed step, as the control plane told it; known by `at`, of the monotonic clock."""
+    """The newest committed step that the control plane reported by the time `at` of the monotonic clock."""
 
     at: float
     step: int
@@ -28,10 +28,10 @@ class Looked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnd:
-    """How a node's supervisor ended by itself: `code` None when it had to be ended.
+    """How a node's agent ended by itself; `code` is None if the driver had to end it.
 
-    `late`: it was frozen, preempted or started when others may have been done. `left` are the processes that
-    were left of it.
+    `late`: the node was frozen, preempted or started when others may have been done. `left` are the processes
+    that it left behind.
     """
 
     name: str
@@ -42,19 +42,19 @@ class NodeEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All there is to judge."""
+    """All data to judge."""
 
     events: Sequence[Event]
     looked: Sequence[Looked]
     nodes: Sequence[NodeEnd]
     committed: Sequence[tuple[int, int]] = ()
-    """Of the control plane's own history: generation and the newest step that it committed."""
+    """From the control plane's own history: each generation and the newest step that it committed."""
     began_unix_s: float | None = None
     """When the first generation began."""
 
 
 def judge(history: History, values: Sequence[int]) -> list[str]:
-    """Return what was broken, in words; `values` are the right parameters, before step 1 and after each."""
+    """Return each violation in words; `values` are the right parameters, before step 1 and after each step."""
     return [
         *_steps(history.events, values),
         *_generations(history.events),
@@ -66,7 +66,7 @@ def judge(history: History, values: Sequence[int]) -> list[str]:
 
 
 def _steps(events: Sequence[Event], values: Sequence[int]) -> Iterator[str]:
-    """Every step of every process is the next one, and makes the right parameter."""
+    """Every step of every process follows the one before, and yields the right parameter."""
     last: dict[tuple[str, int, int], int] = {}
     for event in events:
         if event["event"] not in {"start", "step"}:
@@ -94,10 +94,10 @@ def _generations(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _lost(history: History) -> Iterator[str]:
-    """No generation begins before a step that had been committed by an older one.
+    """No generation begins before a step that an older generation had committed.
 
-    What was known to be committed before a rank of the generation had begun, and before any newer
-    generation had, cannot have been committed by this one or a newer one.
+    Take a step that was known to be committed before a rank of this generation began, and before any newer
+    generation began. Neither this generation nor a newer one can have committed it.
     """
     starts = _of(history.events, "start")
     for start in starts:
@@ -112,7 +112,7 @@ def _lost(history: History) -> Iterator[str]:
 
 
 def _backwards(history: History) -> Iterator[str]:
-    """No generation commits less than an older one had."""
+    """No generation commits a lower step than an older one did."""
     ordered = sorted(history.committed)
     for (older, more), (newer, less) in pairwise(ordered):
         if less < more:
@@ -122,7 +122,7 @@ def _backwards(history: History) -> Iterator[str]:
 
 
 def _finished(history: History, values: Sequence[int]) -> Iterator[str]:
-    """The training came to its end, every node said so, and nothing is left of any."""
+    """The training came to its end, every node reported that, and no process is left."""
     ends = _of(history.events, "end")
     total = len(values) - 1
     if not ends:
@@ -138,7 +138,7 @@ def _finished(history: History, values: Sequence[int]) -> Iterator[str]:
 
 
 def _goodput(history: History) -> Iterator[str]:
-    """What rank 0 says that the time went to is, together, the time since the first generation began."""
+    """The times that rank 0 reports by category add up to the time since the first generation began."""
     for end in _of(history.events, "end"):
         if end["rank"] == 0 and history.began_unix_s is not None:
             wall_s, spent_s = end["unix_s"] - history.began_unix_s, sum(end["spent_s"].values())

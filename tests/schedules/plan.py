@@ -1,4 +1,4 @@
-"""A schedule: what is done to a training, and when. The seed says all of it."""
+"""Plans a schedule: what is done to a training, and when; the seed decides everything."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What can be done."""
+    """A kind of deed."""
 
     KILL_RANK = "kill_rank"
     FREEZE_RANK = "freeze_rank"
-    """For good: somebody has to notice."""
+    """The rank stays frozen until the failure detection acts."""
     KILL_NODE = "kill_node"
-    """SIGKILL to its supervisor; it comes back after `lasting_s`."""
+    """SIGKILL to the node's agent; the node comes back after `lasting_s`."""
     FREEZE_NODE = "freeze_node"
-    """The supervisor and its ranks stand still for `lasting_s`."""
+    """The agent and its ranks are stopped for `lasting_s`."""
     KILL_LEADER = "kill_leader"
-    """It is started again after `lasting_s`."""
+    """The leader is started again after `lasting_s`."""
     FREEZE_LEADER = "freeze_leader"
     SCALE = "scale"
-    """The job takes `amount` members from now on."""
+    """From now on the job accepts `amount` members."""
     PAUSE = "pause"
     """The job is paused, and resumed after `lasting_s`."""
     PREEMPT = "preempt"
-    """The job is preempted; each node is started again `lasting_s` after it left, as a queue does."""
+    """The job is preempted; each node is started again `lasting_s` after it left, as a job queue does."""
     TERM_NODE = "term_node"
-    """SIGTERM to a node's supervisor, which comes to the same."""
+    """SIGTERM to a node's agent, which has the effect of a preemption."""
     DRAIN = "drain"
-    """One node shall leave, and comes back `lasting_s` after it did."""
+    """One node is drained, and comes back `lasting_s` after it left."""
 
 
 WEIGHTS = {
@@ -49,7 +49,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One deed: `steps` more steps must have been trained since the one before, then `delay_s` pass."""
+    """One deed, done `delay_s` after `steps` more steps were trained since the deed before."""
 
     kind: Kind
     steps: int
@@ -61,7 +61,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training of `nodes` members with one or two ranks each, of which it needs `min_workers`."""
+    """A training of `nodes` members with one or two ranks each; it needs `min_workers` of them."""
 
     seed: int
     nodes: int
@@ -75,7 +75,7 @@ class Plan:
 def make_plan(seed: int, *, epochs: int = 10, events: int | None = None, kinds: frozenset[Kind]) -> Plan:
     """Return the schedule of a seed, made of `kinds` only.
 
-    Its first deed is the seed's own kind, so that as many seeds in a row as there are kinds have them all.
+    Its first deed is of the seed's own kind, so as many consecutive seeds as there are kinds cover all kinds.
     """
     rng = random.Random(seed)
     nodes = 3

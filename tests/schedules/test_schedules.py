@@ -1,6 +1,6 @@
 """Some short schedules on a real cluster; `python -m tests.schedules --seeds 50` is the long run.
 
-They are chosen so that together they do what nodes, ranks, leaders and people do: see `test_what_is_done`.
+Together they harm nodes, ranks and leaders and do what operators do: see `test_what_is_done`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHOSEN: dict[str, tuple[int, set[Kind], int, int]] = {
     "a drain within a pause": (107, {Kind.PAUSE, Kind.DRAIN}, 4, 2),
     "a scheduler and a leader": (85, {Kind.TERM_NODE, Kind.FREEZE_LEADER}, 4, 2),
 }
-"""By what it does: its seed and kinds, how many epochs it trains, and how often it is harmed."""
+"""By name: a seed, its kinds of deed, how many epochs it trains, and how many deeds it does."""
 
 
 def plan_of(name: str) -> Plan:

@@ -81,7 +81,7 @@ def _run(chosen: list[Campaign], limit_s: float) -> int:
     lanes = threading.Thread(target=soak.run)
     lanes.start()
     while lanes.is_alive():
-        lanes.join(1.0)  # with a limit: signals are handled between
+        lanes.join(1.0)  # with a limit, because signals are handled between waits
     _say(
         f"\n{'interrupted' if soak.stop.is_set() else 'done'} after {(time.monotonic() - began) / 60:.0f} min"
     )
@@ -95,7 +95,7 @@ def _run(chosen: list[Campaign], limit_s: float) -> int:
 
 
 def _try_open_seeds(soak: Soak) -> None:
-    """Close the open seeds of the simulation that hold now; each repeats itself exactly."""
+    """Close the open seeds of the simulation that hold now; each seed is deterministic."""
     for one in Ledger.read().open:
         mine = one.campaign == campaigns.SIMULATION.name and not one.why.startswith(NO_RESULT)
         if mine and not soak.stop.is_set():

@@ -1,7 +1,7 @@
-"""The campaigns of `make soak`: how a turn of each is started, and what its JSON says.
+"""The campaigns of `make soak`: how a turn of each is started, and how its JSON is read.
 
-A campaign is data: a command for consecutive seeds that writes one JSON file, and a function that reads it. A turn
-is the least that is begun and recorded; a turn that is cut short counts for nothing and is begun again next time.
+A campaign is data: a command for consecutive seeds that writes one JSON file, and a function that reads the file. A
+turn is the smallest unit that is started and recorded. A turn that is cut short counts for nothing and is run again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from strata_chaos import backends
 
 CHAOS_S = 300.0
-"""Of faults, in a round of mixed chaos."""
+"""Length of the faults in a round of mixed chaos."""
 CHAOS_EXTRA_S = 90.0
-"""To start the cluster before them, and to judge after them."""
+"""To start the cluster before the faults, and to judge after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is to run: consecutive seeds, where their JSON goes, and a folder that is kept if one fails."""
+    """Consecutive seeds to run, the path for their JSON, and a folder that is kept if a seed fails."""
 
     first: int
     seeds: int
@@ -32,13 +32,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a turn came to."""
+    """The result of a turn."""
 
     effective: int
     seconds: float
-    """Virtual ones for the simulation."""
+    """Virtual seconds for the simulation."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Why, by seed."""
+    """The reason of each failed seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +47,17 @@ class Campaign:
 
     name: str
     first: int
-    """The seed it begins with when the ledger knows none."""
+    """The seed to begin with if the ledger has none."""
     seeds: int
-    """In a turn."""
+    """The number of seeds in a turn."""
     turn_s: float
-    """About how long a turn takes on two cores: none is begun that would end long after the time is over."""
+    """About how long a turn takes on two cores: a turn that would end long after the time is over does not begin."""
     command: Callable[[Turn], list[str]]
     outcome: Callable[[Mapping[str, Any], Turn], Outcome]
     again: str
     """The command that repeats `{seed}`."""
     beside: bool = False
-    """It runs beside the others, on what they leave idle."""
+    """True if it runs beside the others, on the processor time that they leave idle."""
 
 
 def _simulation(turn: Turn) -> list[str]:
@@ -105,7 +105,7 @@ def _rank_kills_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
 def _chaos(turn: Turn) -> list[str]:
     options = ("--scenario", "mixed", "--seed", str(turn.first), "--duration", f"{CHAOS_S:g}")
     command = [sys.executable, "-m", "strata_chaos", "run", *options, "--backend", chaos_backend()]
-    # Its report goes to the standard output: a shell puts it where the other campaigns write theirs.
+    # The report goes to the standard output: a shell redirects it to the file that other campaigns write.
     out = ("--out", str(turn.folder / "runs"), "--json")
     return ["/bin/sh", "-c", 'out="$1"; shift; exec "$@" >"$out"', "sh", str(turn.json), *command, *out]
 
@@ -114,12 +114,14 @@ def _chaos_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
     if said["cut_short"]:
         raise ValueError("the round was cut short")
     effective = sum(row["effective"] for row in said["faults"])
-    failed = {} if said["verdict"] == "pass" else {turn.first: said["sentence"]}  # also if nothing is known
+    failed = (
+        {} if said["verdict"] == "pass" else {turn.first: said["sentence"]}
+    )  # also if the verdict is unknown
     return Outcome(effective, said["duration_s"], failed)
 
 
 def chaos_backend() -> str:
-    """Return where chaos runs: in network namespaces if this machine and user can have them."""
+    """Return the chaos backend: network namespaces if this machine and user can have them."""
     return "process" if backends.ALL["netns"].available() else "netns"
 
 

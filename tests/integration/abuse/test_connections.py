@@ -1,4 +1,4 @@
-"""A stranger without credentials takes connections, handshakes and streams; the others do not notice."""
+"""Connection, handshake and stream floods by an attacker without credentials do not affect other clients."""
 
 from __future__ import annotations
 

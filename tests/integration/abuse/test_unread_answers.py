@@ -1,7 +1,7 @@
-"""A viewer or a member that reads none of its answers: FOUND 16. The others do not notice.
+"""A viewer or a member that reads none of its answers (FOUND 16) does not affect other clients.
 
-What is owed has a bound of its own, so a rate that fills it in a second is as strong as one that lasts; longer attacks
-would only have their connection closed (tests/unit/coordinator/calls/test_unread_answers.py).
+Unread answers have a bound of their own, so an attack that fills it within a second is as strong as a long one. In a longer
+attack the replica only closes the connection (tests/unit/coordinator/calls/test_unread_answers.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECONDS = 4.0
 
 @pytest.fixture(scope="module")
 def plain(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """Have a replica whose job `large` has lists of several pages."""
+    """A replica whose job `large` has lists of several pages."""
     with victim(tmp_path_factory.mktemp("unread"), etcd_binary, tls=False) as made:
         operator = made.who(Role.OPERATOR, "ann")
         with CoordinatorClient.connect(
@@ -44,13 +44,13 @@ def plain(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def unread(victim: Victim, method: str, *, connections: int) -> Report:
-    """Return once an attack by unary calls or watches is over."""
+    """Run an attack by unary calls or watches to its end and return its report."""
     what = [f"--method={method}", f"--job={JOB}", f"--connections={connections}"]
     return await attacked(victim, "unread_attacker", Role.VIEWER, "unread", *what)
 
 
 async def attacked(victim: Victim, program: str, role: Role, id: str, *what: str) -> Report:  # noqa: A002
-    """Return once the program has attacked with a token of its own."""
+    """Run the attacking program with its own token to its end and return its report."""
     token = victim.who(role, id).token_file
     argv = [
         sys.executable,
@@ -93,7 +93,7 @@ async def test_answers_that_nobody_reads_take_nothing_from_others(
 async def test_replies_on_sessions_that_nobody_reads_take_nothing_from_others(
     plain: Victim, record_property: Callable[[str, object], None]
 ) -> None:
-    """On the release before: 1,042 MiB with 16 sessions, held for as long as the member liked."""
+    """The previous release held 1,042 MiB for 16 such sessions, for as long as the member stayed."""
     async with legitimate(plain) as load:
         reports = [
             await attacked(

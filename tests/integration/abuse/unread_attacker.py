@@ -1,10 +1,10 @@
-"""A viewer that reads nothing: the windows of its streams stay closed, and it answers every ping.
+"""An attacking viewer that reads nothing: its streams' windows stay closed, and it answers every ping.
 
     python -m tests.integration.abuse.unread_attacker --port 50051 --token-file v.token --method Datasets/ListDatasets
         --job j --connections 1 --rate 500 --seconds 15
 
-It calls at `--rate` a second over all of its connections, each opened again when it ends. At its end it prints what
-it did, as JSON.
+It sends `--rate` calls a second over all of its connections, and reopens each connection that ends. Before it exits it
+prints its counts as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.integration.abuse.attacker import (
 
 TICK_S = 0.02
 MOST_STREAMS = 1 << 28
-"""Of one connection, far below what its numbers allow."""
+"""Streams of one connection, far below the range of stream ids."""
 
 
 def job_field(job: str) -> bytes:
@@ -43,7 +43,7 @@ def job_field(job: str) -> bytes:
 
 
 async def unread(args: argparse.Namespace, token: bytes) -> None:
-    """Call on one connection after the other, as often as its share of the rate allows."""
+    """Send calls on one connection after the other, at this connection's share of the rate."""
     path, body = f"/strata.v1.{args.method}".encode(), job_field(args.job)
     block = request(path, named(b"authorization", b"Bearer " + token))
     message = b"\0" + struct.pack(">I", len(body)) + body
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=15.0)
     args = parser.parse_args()
-    os.nice(5)  # an attacker has a machine of its own: what it computes is not taken from the replica
+    os.nice(5)  # a real attacker has its own machine and takes no CPU from the replica
     begun = time.monotonic()
     asyncio.run(attack(args, Path(args.token_file).read_bytes().strip()))
     print(json.dumps({"event": "attacked", "s": time.monotonic() - begun, **done}), flush=True)  # noqa: T201

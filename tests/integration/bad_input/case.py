@@ -1,4 +1,4 @@
-"""What a case of bad input is, and the requests and calls that cases are made of."""
+"""`Case`, one case of bad input, and builders for the requests and calls of cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Do = Callable[[Place], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One mistake. A way in that is None cannot make it."""
+    """One mistake, with its expected error. An interface (library, request, command) that is None cannot make the mistake."""
 
     name: str
     error: type[StrataError]
@@ -50,7 +50,7 @@ ID_HINT: Final = "use 1 to 128 of A-Z a-z 0-9"
 
 
 def given(value: Any, do: Callable[[Place, Any], R]) -> Callable[[Place], R]:
-    """Return what `do` does with this value."""
+    """Return `do` with this value bound as its second argument."""
     return lambda place: do(place, value)
 
 
@@ -61,7 +61,7 @@ def registration(place: Place, **facts: Any) -> members_pb2.RegisterRequest:
 
 
 def arrival(place: Place, /, **facts: Any) -> barriers_pb2.WaitBarrierRequest:
-    """Return an arrival of the pair's rank 0, but for `facts`."""
+    """Return an arrival of the pair's rank 0, with the fields in `facts` replaced."""
     who: dict[str, Any] = {"worker_id": place.pair.worker, "incarnation": place.pair.incarnation}
     who |= {name: facts.pop(name) for name in tuple(facts) if name in who}
     whole: dict[str, Any] = {
@@ -105,14 +105,14 @@ def look(place: Place, command: str, job: str) -> Sequence[str]:
 
 
 def other_participants(place: Place) -> barriers_pb2.WaitBarrierRequest:
-    """Rank 0 says that all meet, and then rank 1 that it is alone."""
-    with contextlib.suppress(Unavailable):  # the other one does not come; the arrival stands
+    """Have rank 0 arrive for all participants; return an arrival in which rank 1 names itself as the only one."""
+    with contextlib.suppress(Unavailable):  # rank 1 does not arrive; rank 0's arrival stays
         place.pair.client.call(arrival(place, name="digest"), timeout_s=0.5, attempt_s=0.4)
     return arrival(place, name="digest", ranks=[1], participants=[1])
 
 
 def numbers(what: str, take: Callable[[Place, Any], object], *values: object, hint: str = "") -> list[Case]:
-    """Return a case for each number that this argument cannot be."""
+    """Return a case for each of the values, none of which this argument may have."""
     return [
         Case(
             name=f"{what}={str(value)[:20]}",
@@ -130,7 +130,7 @@ COUNTS: Final = (NAN, INF, -1, 2**63, 1.5, "5", None, True)
 
 
 def save(place: Place, **facts: Any) -> object:
-    """Save through a manager of its own, whose errors are nobody else's."""
+    """Save through a separate manager, so its errors reach no other test."""
     with CheckpointManager(place.folder / "saves", client=place.witness) as manager:
         return manager.save(b"x", **facts).wait(10)
 

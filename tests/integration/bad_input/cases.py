@@ -1,8 +1,8 @@
-"""The table: what is done wrong, by which way in, and what must come of it.
+"""The table of bad input: each mistake, the interfaces that can make it, and the error it must cause.
 
-Each case is one mistake. It is made in the library, as a bare gRPC request and on the command line,
-as far as it can be made there. The same error must come out of all of them: its class, words that
-name the mistake, a hint; as a gRPC status with the error packed into it; as an exit code.
+Each case is one mistake, made through every interface that allows it: the library, a bare gRPC request, the command
+line. All of them must report the same error: its class, words that name the mistake, and a hint. gRPC reports it as a
+status with the packed error, the command line as an exit code.
 """
 
 from __future__ import annotations
@@ -425,7 +425,7 @@ CASES: Final[list[Case]] = [
         error=ConfigError,
         says="cannot serve at",
         hint="--listen",
-        # without HTTP, whose usual port another test may have
+        # without HTTP: another test may hold its default port
         command=lambda p: (
             *("coordinator", "--etcd", etcd_of(p), "--replica", "x"),
             *("--listen", listening(p), "--http", ""),

@@ -1,4 +1,4 @@
-"""The part of the table where numbers are wrong: every numeric argument of the library."""
+"""Cases with invalid numbers, for every numeric argument of the library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBERS: Final[list[Case]] = [
     *numbers(
         "connect.timeout_s",
         lambda p, v: strata.connect(p.endpoints, job="spare", timeout_s=v),
-        *(span for span in SPANS if span is not None),  # None: without a limit
+        *(span for span in SPANS if span is not None),  # None means no limit
     ),
     *numbers("connect.min_workers", lambda p, v: strata.connect(p.endpoints, min_workers=v), *COUNTS, 0),
     *numbers(

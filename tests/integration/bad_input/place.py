@@ -1,4 +1,4 @@
-"""Where the cases of bad input are tried: a cluster with members that must not notice any of it."""
+"""The cluster on which cases of bad input run, with members that no case may affect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATHS: Final = {
 
 
 class Living:
-    """A member that lives by heartbeats, from a thread of its own."""
+    """A member kept alive by heartbeats from its own thread."""
 
     def __init__(self, endpoints: str, job: str, worker: str, slots: int = 1) -> None:
         self.job, self.worker = job, worker
@@ -59,7 +59,7 @@ class Living:
         return self.client.boot
 
     def generation(self, after: int = 0) -> int:
-        """Return the job's generation once it is above `after` and has this member."""
+        """Return the job's generation once it is above `after` and its world has this member."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             world = self.client.world()
@@ -81,7 +81,7 @@ class Living:
 
 
 class Place:
-    """A cluster, and in it: a witness that trains, a pair of ranks, a job that has moved on."""
+    """A cluster with a witness that trains, a member with a pair of ranks, and a job in its second generation."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.cluster = cluster
@@ -102,7 +102,7 @@ class Place:
         return CoordinatorClient.connect(self.endpoints, job=job, timeout_s=LIMIT_S)
 
     def check(self) -> None:
-        """Every replica serves, the witness trains on in its world, and what was saved is there."""
+        """Assert that every replica serves, the witness still trains in its world, and its checkpoint is readable."""
         for coordinator in self.cluster.coordinators:
             assert coordinator.child.poll() is None, coordinator.child.tail()
             with CoordinatorClient.connect(coordinator.address, job="witness", timeout_s=LIMIT_S) as client:
@@ -120,7 +120,7 @@ class Place:
 
 @contextmanager
 def place(cluster: LocalCluster, folder: Path) -> Iterator[Place]:
-    """Have members in `cluster`, until the end of the block."""
+    """Run the members in `cluster` until the end of the block."""
     made = Place(cluster, folder)
     try:
         yield made
@@ -131,7 +131,7 @@ def place(cluster: LocalCluster, folder: Path) -> Iterator[Place]:
 def call(
     address: str, request: Message, *, timeout_s: float = LIMIT_S, channel: grpc.Channel | None = None
 ) -> Any:
-    """Send a request as any client would, with nothing of our library around it."""
+    """Send a request as a foreign client does, without Strata's library."""
     path = PATHS[request.DESCRIPTOR.full_name]
     return send(address, path, request.SerializeToString(), timeout_s=timeout_s, channel=channel)
 
@@ -144,16 +144,16 @@ def send(
     timeout_s: float = LIMIT_S,
     channel: grpc.Channel | None = None,
 ) -> bytes:
-    """Send these bytes to a method; return the response's."""
+    """Send these bytes to a method; return the bytes of the response."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with channel or grpc.insecure_channel(address, options=options) as opened:
-        method: Any = opened.unary_unary(path)  # bytes as they are
+        method: Any = opened.unary_unary(path)  # no serializer: raw bytes
         answer: bytes = method(body, timeout=timeout_s)
         return answer
 
 
 def refusal(address: str, request: Message, **more: Any) -> tuple[grpc.StatusCode, StrataError, bool]:
-    """Return the status that a request ends with, the error in it, and whether it had details."""
+    """Return the status of a rejected request, the error in it, and True if the error was packed in the metadata."""
     try:
         call(address, request, **more)
     except grpc.RpcError as error:

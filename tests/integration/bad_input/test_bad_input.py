@@ -1,4 +1,4 @@
-"""Every mistake of the table, by every way in: a typed error with a hint, and nobody else notices."""
+"""Every mistake of the table, through every interface, causes a typed error with a hint and affects no other client."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_on_the_command_line(case: Case, there: Place) -> None:
 
 
 def judge(case: Case, error: StrataError) -> None:
-    """Check what a caller sees of an error."""
+    """Check the class, message and hint of an error as a caller sees them."""
     assert type(error) is case.error
     assert case.says in error.message
     assert case.hint in error.hint

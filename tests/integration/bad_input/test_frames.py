@@ -1,6 +1,6 @@
-"""What no client of ours would ever send: garbage, floods, messages of random bytes, odd oneofs.
+"""Input that no client of Strata sends: garbage, floods, messages of random bytes, invalid oneofs.
 
-The connection or the call ends, with a status where there is a call to end; the replica serves on.
+The replica ends the call with a status, or else the connection, and serves on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_what_is_no_grpc_harms_nobody(sent: bytes, there: Place) -> None:
         host, port = coordinator.address.split(":")
         with (
             socket.create_connection((host, int(port)), timeout=10) as connection,
-            contextlib.suppress(OSError),  # reset by then, which is an answer too
+            contextlib.suppress(OSError),  # a reset connection is a valid answer too
         ):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
@@ -71,7 +71,7 @@ def test_what_is_no_grpc_harms_nobody(sent: bytes, there: Place) -> None:
 
 @pytest.mark.parametrize("path", sorted(set(PATHS.values())))
 def test_random_bytes_as_a_request_are_refused(path: str, there: Place) -> None:
-    """They begin with a field of a kind that does not exist, so they are no message by chance either."""
+    """The bytes begin with a field of an unknown wire type, so they cannot be a valid message by chance."""
     rng = random.Random(path)
     for size in (1, 7, 100, 3000):
         with pytest.raises(grpc.RpcError) as caught:
@@ -84,7 +84,7 @@ def test_random_bytes_as_a_request_are_refused(path: str, there: Place) -> None:
 
 
 def unicode(name: str) -> bytes:
-    """Return a GetJobRequest whose job is no UTF-8."""
+    """Return a GetJobRequest whose job is not UTF-8."""
     return b"\x0a" + bytes([len(name) + 2]) + b"\xff\xfe" + name.encode()
 
 
@@ -161,7 +161,7 @@ STREAMS = [
 def test_a_stream_that_makes_no_sense_ends_alone(path: str, up: Up, there: Place) -> None:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(there.cluster.coordinators[0].address, options=options) as channel:
-        call: Any = channel.stream_stream(path)(iter(up(there)), timeout=8)  # type: ignore[arg-type]  # bytes as they are
+        call: Any = channel.stream_stream(path)(iter(up(there)), timeout=8)  # type: ignore[arg-type]  # no serializer: raw bytes
         with contextlib.suppress(grpc.RpcError):
             for _answer in call:
                 pass

@@ -1,4 +1,4 @@
-"""What is wrong around a program: etcd, folders, certificates, a fork. The same table, other places."""
+"""Errors in a program's environment (etcd, folders, certificates, forks) are as clear as those of bad input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLONE_NEWNS = 0x00020000
 
 
 def said_and_code(*words: str, error: str, hint: str, code: Exit, **more: object) -> None:
-    """Run a command that must end with this error, hint and code, and no traceback."""
+    """Run a command; assert its error, hint and exit code, and that it prints no traceback."""
     ended, said = run_strata(*words, **more)  # type: ignore[arg-type]  # env and limit_s
     assert ended == code, said
     assert error in said
@@ -50,7 +50,7 @@ def said_and_code(*words: str, error: str, hint: str, code: Exit, **more: object
 
 @contextlib.contextmanager
 def old_etcd(version: str) -> Iterator[str]:
-    """Serve as an etcd of that version; yield its address."""
+    """Serve a fake etcd of that version; yield its address."""
     ready, over, where = threading.Event(), threading.Event(), [""]
 
     async def serve() -> None:
@@ -91,7 +91,7 @@ def test_etcd_that_is_not_there_is_waited_for_and_then_named() -> None:
 
 @pytest.mark.slow
 def test_etcd_without_a_quorum(start_cluster: StartCluster) -> None:
-    """Reading goes on, from what is known; what must be written is unavailable, and nobody dies."""
+    """Replicas serve reads from their view, fail writes with `Unavailable`, and declare no member dead."""
     cluster = start_cluster(etcd_members=3, coordinators=2)
     where = cluster.endpoints
     with strata.connect(where, job="witness", worker_id="w0") as witness:
@@ -122,9 +122,9 @@ def test_etcd_without_a_quorum(start_cluster: StartCluster) -> None:
 
 
 def read_only(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program for which `folder` is mounted read-only, in a mount namespace of its own.
+    """Run a program with `folder` mounted read-only, in its own mount namespace.
 
-    Root ignores modes, so nothing less stops it.
+    Root ignores file modes, so only a mount stops its writes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -221,7 +221,7 @@ def test_a_call_from_a_forked_child(cluster: LocalCluster) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Secured:
-    """A cluster with TLS, and credentials that are good and bad in different ways."""
+    """A cluster with TLS, and valid and invalid credentials."""
 
     cluster: LocalCluster
     folder: Path
@@ -274,7 +274,7 @@ def secured(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What somebody shows, and what comes of it when it registers as `worker`."""
+    """The credentials that a client presents, and the error it gets when it registers as `worker`."""
 
     name: str
     error: type[StrataError]

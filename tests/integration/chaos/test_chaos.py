@@ -1,4 +1,4 @@
-"""`strata-chaos` from its command line: what it says, what it exits with, what it leaves behind."""
+"""The `strata-chaos` command: its output, its exit codes and the files and processes it leaves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fault(name: str, at_s: float, hold_s: float) -> str:
 
 
 class Chaos:
-    """Starts the command on a scenario of the test's own."""
+    """Starts the command on the test's own scenario."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Chaos:
         return self.start("run", "--scenario", str(path), "--out", str(self.out), *words)
 
     def ended(self, talker: Talker) -> int:
-        """Return the exit code, once nothing that the command started is left."""
+        """Return the exit code once every process that the command started has ended."""
         code = talker.join(LIMIT_S)
         talker.wait_quiet()
         return code
@@ -119,7 +119,7 @@ def test_a_run_passes_and_is_judged_the_same_again(chaos: Chaos) -> None:
 
 @pytest.mark.slow
 def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
-    """The scenario's own fault kills the member that it expects to live: it is doctored to fail."""
+    """The scenario is made to fail: its fault kills a member that its expectation requires to live."""
     scenario = BARRIERS + fault("kill-member", 1, 2) + "\n[expect]\nno_member_dies = true\n"
 
     code = chaos.ended(chaos.run(scenario, "--duration", "5", "--backend", "process"))
@@ -133,7 +133,7 @@ def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
 
 @pytest.mark.slow
 def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
-    """There are no ranks under a supervisor in this scenario."""
+    """This scenario has no ranks under an agent, so the fault finds no target."""
     scenario = BARRIERS + fault("kill-rank", 1, 1)
 
     code = chaos.ended(chaos.run(scenario, "--duration", "3", "--backend", "process"))
@@ -144,7 +144,7 @@ def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
-    """Here the test kills it, behind the nemesis's back."""
+    """The test kills the process without the nemesis."""
     running = chaos.run(BARRIERS, "--duration", "4", "--backend", "process")
     chaos.record.wait_line("all is well", limit_s=LIMIT_S)
     (pid,) = [pid for pid, words in running.family().items() if "--replica=coordinator-2 " in words]
@@ -173,7 +173,7 @@ def test_a_lost_etcd_is_restored_under_load(chaos: Chaos, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_restore_that_adopts_nothing_newer_is_a_violation(chaos: Chaos) -> None:
-    """The harm is planted: the command is not told where checkpoints lie."""
+    """The fault breaks the restore on purpose: the command gets no storage root, so it finds no newer checkpoints."""
     scenario = BARRIERS + SAVES + fault("restore-without-storage", 3, 1)
 
     code = chaos.ended(chaos.run(scenario, "--backend", "process"))
@@ -226,7 +226,7 @@ def test_ctrl_c_ends_a_run_in_good_order(chaos: Chaos) -> None:
 
 
 def killed(chaos: Chaos, backend: str) -> int:
-    """Run, SIGKILL the command while a fault is in force, and return its pid."""
+    """Run the command, SIGKILL it while a fault is active, and return its pid."""
     running = chaos.run(BARRIERS + fault("freeze-leader", 1, 100), "--duration", "110", "--backend", backend)
     chaos.record.wait_line("freeze-leader: coordinator", limit_s=LIMIT_S)
     prefix = sweeper.prefix_of(running.pid)
@@ -299,7 +299,7 @@ def test_the_sweeper_removes_what_a_dead_process_left(
 
 @pytest.fixture
 def left_behind() -> Iterator[Callable[[], str]]:
-    """Make a namespace of a process that has never been."""
+    """Make a network namespace named after a process that never existed."""
     name = f"{sweeper.NAMES}{2**22 + 7}-1-host-1"
 
     def make() -> str:

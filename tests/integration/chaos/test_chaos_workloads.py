@@ -1,4 +1,4 @@
-"""Every workload on a real cluster whose leader is killed: the judge finds nothing, and is no rubber stamp."""
+"""Every workload on a real cluster whose leader is killed: the judge passes it, and rejects a falsified history."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ENOUGH = {
     "watch.message": 30,
     EPOCH_COMMITTED: 1,
 }
-"""So many of each since the last look, before the leader is killed, and after it."""
+"""Operations of each kind to complete before the leader is killed, and again after it."""
 LIMIT_S = 90.0
 POLL_S = 0.5
 
 
 @pytest.fixture(scope="module")
 def folder(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run of all workloads, in the middle of which the leader was killed."""
+    """The folder of a run of all workloads, with the leader killed in the middle."""
     cluster = start_cluster()
     run = tmp_path_factory.mktemp("run")
     observer = program(run, "observer", "observer", "--etcd", ",".join(cluster.etcd.endpoints))
@@ -70,7 +70,7 @@ def program(run: Path, module: str, name: str, *arguments: str) -> Child:
 
 
 def counted(run: Path) -> Counter[str]:
-    """Count what ended well so far."""
+    """Count the operations that succeeded so far, by kind."""
     ended = [r for r in History(run) if not r.begun and r.outcome == "ok"]
     found = Counter(r.op for r in ended)
     found[EPOCH_COMMITTED] = sum(
@@ -81,7 +81,7 @@ def counted(run: Path) -> Counter[str]:
 
 
 def work_done(run: Path, before: Counter[str]) -> Counter[str]:
-    """Return the counts once there is enough more of everything than `before`."""
+    """Return the counts once each kind has `ENOUGH` more operations than in `before`."""
     found: Counter[str] = Counter()
 
     def enough() -> bool:
@@ -103,8 +103,8 @@ def test_nothing_is_wrong_with_the_run(folder: Path) -> None:
     verdict = judge(folder)
     assert verdict.result is Result.PASS, verdict.summary()
     judged = {f"{each.checker}/{each.rule}": each.judged for each in verdict.coverage}
-    # what needs a deposed leader, an old generation, a new one after a commit, or ten calm seconds in a
-    # row is for longer runs
+    # rules that need a deposed leader, an old generation, a new generation after a commit or ten calm
+    # seconds in a row apply only in longer runs
     rare = {
         "leadership/leader-present",
         "worlds/restore-named",
@@ -119,7 +119,7 @@ def test_nothing_is_wrong_with_the_run(folder: Path) -> None:
 
 
 def test_one_changed_line_is_a_violation(folder: Path, tmp_path: Path) -> None:
-    """The payload of one release, as one client tells of it, differs in one letter."""
+    """The payload of one barrier release is changed in one client's history."""
     copy = tmp_path / "run"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("storage-*", "logs"))
     file = next(copy.glob("barriers.0-*.jsonl"))

@@ -1,4 +1,4 @@
-"""The network of the namespace backend: what a rule does to a real connection between two hosts."""
+"""The network of the namespace backend: the effect of each rule on a real connection between two hosts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ else:
 
 
 class Pair:
-    """Two hosts, each of which serves, and the network between them."""
+    """Two hosts, each with a server, and the network between them."""
 
     def __init__(self, one: Host, two: Host) -> None:
         self.one, self.two = one, two
         self.network = netns.IptablesNetwork([one, two])
 
     def reach(self, host: Host, other: Host) -> str:
-        """Return what becomes of a connection from one host to the other."""
+        """Return the result of a connection from one host to the other: "reached", "silence" or "refused"."""
         command = [*host.enter, sys.executable, "-c", CLIENT, other.address, str(PORT)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -73,7 +73,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def module_need() -> Need:
-    from tests.conftest import need  # noqa: PLC0415  # the fixture of that name is a function's
+    from tests.conftest import need  # noqa: PLC0415  # the fixture `need` has function scope
 
     return need
 
@@ -95,7 +95,7 @@ def test_dropped_packets_are_silence_and_counted(pair: Pair) -> None:
 
 
 def test_rejected_packets_say_that_nobody_is_there(pair: Pair) -> None:
-    """As the fault `reject-pair` does it."""
+    """The fault `reject-pair` uses the same rules."""
     hosts = ((pair.one, pair.two), (pair.two, pair.one))
     pair.network.cut("f2", [rule(host, peer, inbound=False, reject=True) for host, peer in hosts])
 
@@ -119,7 +119,7 @@ def test_two_cuts_do_not_mend_each_other(pair: Pair) -> None:
 
 
 def test_what_the_hosts_cannot_say_we_still_hear(pair: Pair) -> None:
-    """Observer and health checks speak from an address that no rule names."""
+    """The observer and health checks use an address that no rule names, so a cut does not affect them."""
     pair.network.cut("f5", [rule(pair.one, pair.two, inbound=way) for way in (True, False)])
 
     here = Host(name="here", address="")

@@ -1,4 +1,4 @@
-"""Training goes on: without coordinators, without a leader, without an etcd member."""
+"""Training goes on during an outage of all coordinators, of the leader, or of an etcd member."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.processes import LIMIT_S, Event, Record, Talker
 
 OUTAGE_S = 30.0
 ORPHAN_S = 6.0
-"""After so long a leader has deleted whoever it would."""
+"""By then a leader has deleted every member that it considers an orphan."""
 TWO = ("--min-workers", "2")
 
 
@@ -31,7 +31,7 @@ def whole(start_cluster: StartCluster) -> LocalCluster:
 
 @pytest.fixture
 def breakable(whole: LocalCluster) -> LocalCluster:
-    """Three coordinators and three etcd members, all there when a test begins."""
+    """Three coordinators and three etcd members, all running when a test begins."""
     for child in [c.child for c in whole.coordinators]:
         child.resume()
     restart_all(whole)
@@ -39,7 +39,7 @@ def breakable(whole: LocalCluster) -> LocalCluster:
 
 
 def steps_after(record: Record, moment: float, count: int, *, ranks: int) -> None:
-    """Return once each of so many ranks has made `count` steps since `moment`."""
+    """Return once each of `ranks` ranks has made `count` steps since `moment`."""
 
     def enough(events: list[Event]) -> bool:
         made: dict[int, int] = {}
@@ -114,7 +114,7 @@ def test_all_coordinators_down_for_30_s(
 def test_of_all_coordinators_that_are_lost_only_one_comes_back(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """Its own members are told of the two others last; they must come back to it all the same, and in time."""
+    """Its members last learned of the other two replicas; they must still reconnect to this one in time."""
     until = tmp_path / "until"
     steps = ("steps", "--no-barrier", "--until", str(until))
     pair = [nodes.run(breakable.endpoints, *steps, node=name, options=TWO) for name in ("a", "b")]

@@ -1,4 +1,4 @@
-"""Ranks under `strata run` that save into one root while processes are killed."""
+"""Ranks under `strata run` save into one root while processes are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def catalog(cluster: LocalCluster, job: str) -> list[Checkpoint]:
 
 
 def check_storage(root: Path, job: str, records: list[Checkpoint]) -> None:
-    """Catalog and storage agree, and every byte of what is committed is proven."""
+    """Assert that catalog and storage agree, and verify every byte of the committed checkpoints."""
     storage = LocalStorage(root, nonce=lambda: uuid.uuid4().hex)
     known = {r.path.rpartition("/")[2]: r for r in records if r.state == CHECKPOINT_STATE_COMMITTED}
     marked = set()
@@ -71,7 +71,7 @@ def test_a_killed_rank_costs_nothing_beyond_the_last_checkpoint(
     victim = record.wait_one("start", rank=1, generation=1)
     record.wait(
         "saving", count=3, step=15, generation=1
-    )  # one is written and one waits: that of step 5 is done
+    )  # one save is written and one waits, so that of step 5 is committed
     os.kill(victim["pid"], signal.SIGKILL)
     assert [node.join() for node in nodes.talkers] == [0, 0]
     begun = {e["rank"]: e for e in record.of("restored", generation=2)}

@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a save: at reopen the newest is complete, and nothing told is lost."""
+"""SIGKILL at every step of a save: after reopening, the newest checkpoint is complete and no reported one is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Disks that are full, read-only or broken, under a real save: an error that says so, nothing lost.
+"""A full, read-only or broken disk under a real save: the error names the cause, and no committed checkpoint is lost.
 
-A full and a read-only disk are mounts of this test's own (a private mount namespace). Errors of a
-device are put into the system calls by strace.
+The full and the read-only disk are mounts in a private mount namespace of the test. strace injects device errors
+into system calls.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ print(json.dumps({"event": "end", **said}))
 
 
 def run(*argv: str) -> dict[str, Any]:
-    """Return what a program's last line says; fail with all that it said unless it ends well."""
+    """Return the program's `end` event; fail with all of its output unless it exits with 0."""
     record = Record()
     talker = Talker(argv, name="program", record=record, cwd=ROOT)
     code = talker.join(120)
@@ -167,10 +167,10 @@ def test_a_file_system_without_direct_input_and_output_is_written_as_others_are(
 ) -> None:
     strace = shutil.which("strace")
     need("strace", strace is not None, "install strace")
-    program = MANAGER + MANY_SAVES.replace("100_000", "3_000_000")  # small ones go through the cache anyway
+    program = MANAGER + MANY_SAVES.replace("100_000", "3_000_000")  # small saves use the page cache anyway
     python = (sys.executable, "-c", program, str(tmp_path / "odd"))
     inject = ("-f", "-qq", "-o", str(tmp_path / "trace"), "-e", "trace=pwrite64", "-e")
-    # of the thread that saves: its first one is of the claim, its second one of the image
+    # the saver thread's first pwrite64 writes the claim, its second the image
     said = run(str(strace), *inject, "inject=pwrite64:error=EINVAL:when=2", *python)
     assert "(INJECTED)" in (tmp_path / "trace").read_text()
     ends = {step: end for step, end in said.items() if step.isdigit()}

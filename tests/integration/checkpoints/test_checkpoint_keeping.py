@@ -1,4 +1,4 @@
-"""Retention, readers, forks and rewinds on real etcd, asked for from the command line as a person does."""
+"""Retention, readers, forks and rewinds on real etcd, through the command line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COMMITTED, DELETING = pb.CHECKPOINT_STATE_COMMITTED, pb.CHECKPOINT_STATE_DELETIN
 
 
 def trained(cluster: LocalCluster, nodes: Nodes, storage: Path, *more: str) -> Commands:
-    """Train a job to its end; return the commands of its job."""
+    """Train a job to its end; return the `Commands` of that job."""
     node = nodes.run(cluster.endpoints, "saving", "--storage", str(storage), *more)
     assert node.join() == 0
     return Commands(cluster.endpoints, nodes.job)
 
 
 def until(client: CoordinatorClient, states: Mapping[int, int]) -> None:
-    """Return once the catalog has these steps, in these states."""
+    """Return once the catalog has exactly these steps in these states."""
     client.call_until(
         pb.ListCheckpointsRequest(job=client.job),
         lambda answer: {c.step: c.state for c in answer.checkpoints} == states,

@@ -1,8 +1,10 @@
-"""How much memory a save and a restore take beside the state: at most two copies of it, a save next to none with
+"""Peak memory of a save and of a restore beyond the state: at most two copies of it, and almost none for a save with
 little memory.
 
-A child makes the state, saves a small one first (so that imports and stacks of threads count for nothing),
-has the kernel forget the peak of its resident memory, saves or restores, and says how far that rose.
+A child process measures it:
+1. It makes the state and saves a small one, so that imports and thread stacks do not count.
+2. It resets the kernel's peak of its resident memory.
+3. It saves or restores, and prints by how much the peak rose.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 STATE_BYTES = 256 * MIB
 ROUNDING_BYTES = 2 * 2 * MIB + 8 * MIB
-"""Two arenas round up to huge pages; the rest is the interpreter's: digests, manifests, pages of the allocator."""
+"""Two arenas round up to huge pages; the interpreter uses the rest for digests, manifests and allocator pages."""
 ROOMS_BYTES = 2 * 4 * 8 * MIB
-"""Of four threads each may put a block of 8 MiB together, and copy it to where direct I/O takes it."""
+"""Each of four threads may assemble a block of 8 MiB and copy it to an aligned buffer for direct I/O."""
 
 MEASURE = """
 import json, sys, threading
@@ -114,7 +116,7 @@ with manager("run") as ckpt:
 
 
 def peak_bytes(program: str, *arguments: str) -> int:
-    """Return by how much the resident memory of a program rose at most while it did what it measures."""
+    """Return the rise of the program's peak resident memory during the measured save or restore."""
     need("clear_refs", _clears(), "a kernel whose /proc/self/clear_refs takes a 5")
     record = Record()
     text = MEASURE.replace("STATE_BYTES", str(STATE_BYTES)) + program

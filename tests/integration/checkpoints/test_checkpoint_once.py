@@ -1,4 +1,4 @@
-"""Ordinary DistributedDataParallel trainings: what all ranks hold is stored once, and nothing is mixed up."""
+"""Under DistributedDataParallel, tensors that are equal on all ranks are stored once, and every rank restores its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(cluster: LocalCluster, nodes: Nodes, storage: Path, *arguments: str, r
 
 
 def stored_bytes(cluster: LocalCluster, job: str) -> dict[int, int]:
-    """Return how many bytes each committed checkpoint of a job has."""
+    """Return the size in bytes of each committed checkpoint of a job."""
     with CoordinatorClient.connect(cluster.endpoints, job=job) as client:
         return {
             each.step: each.size_bytes
@@ -90,7 +90,7 @@ def test_ranks_that_are_equal_at_one_save_and_not_at_the_next_restore_exactly(
     sizes, weights, moments = ends[0]["sizes"], ends[0]["weights"], ends[0]["moments"]
     assert sizes[0] <= 1.05 * (weights + moments)
     if ddp:
-        # DistributedDataParallel keeps weights and moments equal, and these buffers it leaves alone
+        # DistributedDataParallel keeps weights and moments equal on all ranks, but not these buffers
         assert sizes[1] <= 1.05 * (weights + moments) + (ranks - 1) * ends[0]["buffers"]
     elif kind == "full":
         assert sizes[1] >= ranks * (weights + moments)

@@ -1,4 +1,4 @@
-"""What a whole process does with checkpoints: without torch, without NumPy, and at its end."""
+"""Checkpoints in whole processes: without torch, without NumPy, and at the end of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKED = "import sys; sys.modules.update({{name: None for name in {names!r}}});
 
 
 def run(program: str, *arguments: str, blocked: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Run a program in which some modules cannot be imported; return its code and what it said."""
+    """Run a program in which some modules cannot be imported; return its exit code and output."""
     record = Record()
     text = BLOCKED.format(names=blocked) + "import strata\n" + program
     talker = Talker([sys.executable, "-c", text, *arguments], name="program", record=record, cwd=ROOT)

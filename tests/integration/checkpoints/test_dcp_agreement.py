@@ -1,4 +1,4 @@
-"""All ranks that load through DCP load the same checkpoint, also when one is committed between their looks."""
+"""All ranks load the same checkpoint through DCP, also if another is committed between their reads of the catalog."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_what_rank_0_found_is_what_all_load(tmp_path: Path) -> None:
     assert talker.join(limit_s=LIMIT_S) == 0, record.events
     talker.wait_quiet()
     assert [event["codes"] for event in record.of("world")] == [[0, 0]], record.events
-    # rank 0 looked before the commit, or after it
+    # rank 0 read the catalog before the commit, or after it
     for first, step in ((0, 1), (1, 2)):
         agreed = [event for event in record.of("agreed") if event["first"] == first]
         assert [(e["step"], e["values"]) for e in agreed] == [(step, [step])] * 2, agreed
-    # parts that lie otherwise cannot be read by a plan that was made for the other checkpoint
+    # a plan for one checkpoint cannot read the other, whose shards have another layout
     refused = record.of("refused")
     assert len(refused) == 2
     assert all("load again" in event["error"] for event in refused), refused

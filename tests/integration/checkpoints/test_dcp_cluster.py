@@ -1,4 +1,4 @@
-"""A load through DCP against real coordinators: what it reads is kept by a leased key until it is done."""
+"""A load through DCP against real coordinators: a leased key protects the checkpoint until the load is done."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def commands(cluster: LocalCluster, job: str) -> Iterator[CoordinatorClient]:
 
 
 def until(client: CoordinatorClient, accept: Callable[[dict[int, pb.Checkpoint]], bool]) -> None:
-    """Return once the catalog has checkpoints, by step, as `accept` wants them."""
+    """Return once `accept` holds for the catalog's checkpoints by step."""
     client.call_until(
         pb.ListCheckpointsRequest(job=client.job),
         lambda answer: accept({c.step: c for c in answer.checkpoints}),

@@ -1,6 +1,6 @@
-"""A storage that refuses for a while holds saves, and no training: a full disk, an S3 that answers 503.
+"""Storage that fails for a while (a full disk, S3 that answers 503) holds saves back, but not the training.
 
-STRATA_HELD_S is for how long it refuses (15 s).
+STRATA_HELD_S is the duration of the failure (15 s).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubS3]:
 
 
 class Training:
-    """A job of two ranks on two nodes, which saves every few steps."""
+    """A job of two ranks on two nodes that saves every few steps."""
 
     def __init__(self, cluster: LocalCluster, nodes: Nodes, record: Record, folder: Path) -> None:
         self._endpoints = cluster.endpoints
@@ -65,7 +65,7 @@ class Training:
         self.talkers: list[Talker] = []
 
     def start(self, storage: str, **settings: str) -> int:
-        """Start both nodes; return the step from which their ranks go on."""
+        """Start both nodes; return the step from which their ranks continue."""
         known = len(self.record.of("begun"))
         self.launch(storage, **settings)
         begun = self.record.wait("begun", count=known + 2)[known:]
@@ -73,7 +73,7 @@ class Training:
         return step
 
     def launch(self, storage: str, **settings: str) -> None:
-        """Start both nodes, which may have to wait."""
+        """Start both nodes without waiting for their ranks to begin."""
         env: dict[str, str | None] = {
             "STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS),
             "STRATA_TRAIN_KEEP_COUNT": "2",
@@ -92,13 +92,13 @@ class Training:
         ]
 
     def kill_rank_1(self) -> None:
-        """Kill it, and return once both ranks are started anew."""
+        """Kill rank 1; return once both ranks are started again."""
         started = self.record.of("rank.started")
         os.kill([e["pid"] for e in started if e["rank"] == 1][-1], signal.SIGKILL)
         self.record.wait("rank.started", count=len(started) + 2, limit_s=LIMIT_S)
 
     def wait_starts(self, *, beyond: int) -> int:
-        """Return how many ranks have said by now that their start waits, once that are two more than `beyond`."""
+        """Wait for two more starts held by storage than `beyond`; return the number of such starts."""
         self.record.until(
             "two starts that wait", lambda _: len(self.lines(START)) >= beyond + 2, limit_s=LIMIT_S
         )
@@ -113,7 +113,7 @@ class Training:
         return 0
 
     def wait_committed(self, *, beyond: int, limit_s: float = LIMIT_S) -> int:
-        """Return the step of a checkpoint beyond that one, once there is one."""
+        """Return the step of the newest checkpoint once it is above `beyond`."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             if (step := self.latest()) > beyond:
@@ -128,7 +128,7 @@ class Training:
         return [e["text"] for e in self.record.of("line") if part in e["text"]]
 
     def is_held_and_goes_on(self) -> int:
-        """Watch it for a while in which nothing can be saved; return the newest checkpoint meanwhile."""
+        """Assert that the training goes on while nothing can be saved; return the step of the newest checkpoint."""
         self.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
         before, begun = self.latest(), self.trained()
         time.sleep(HELD_S / 2)
@@ -140,7 +140,7 @@ class Training:
         return before
 
     def finish(self) -> None:
-        """Have the training come to its end."""
+        """Let the training end."""
         self._until.touch()
 
     def codes(self) -> list[int]:
@@ -238,7 +238,7 @@ def test_a_last_step_that_cannot_be_saved_ends_the_run_with_75_and_the_next_one_
 def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
     nodes: Nodes, record: Record, disk: SmallDisk, tmp_path: Path
 ) -> None:
-    """Of a process that trains alone: there is no supervisor to end it."""
+    """A standalone process: no agent ends it."""
     over = tmp_path / "over"
     arguments = ("--storage", str(disk.folder / "checkpoints"), "--until", str(over))
     alone = nodes.start(
@@ -247,7 +247,7 @@ def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
         env={"STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS), "STRATA_TRAIN_PREEMPT_GRACE_S": "2"},
     )
     record.wait("step", count=EVERY_STEPS + 1)
-    # else there is no step to say it of
+    # the message names a saved step, so one has to exist
     until(lambda: any(disk.folder.glob(f"checkpoints/step-*/{MARKER}")), limit_s=LIMIT_S)
     disk.fill()
     record.wait_line("no checkpoint since step", limit_s=LIMIT_S)

@@ -1,4 +1,4 @@
-"""What keeps a rank from saving is shown wherever people look, from the rank by its supervisor on."""
+"""The cause that holds a rank's saves is shown by its agent and in every status view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that begins on a full disk waits, says so, and joins when there is space."""
+"""A node that starts on a full disk waits, reports it, and joins once there is space."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def disk(need: Need, tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 class Job:
-    """A training of one rank that has saved, and has been preempted, and whose disk is full since then."""
+    """A training of one rank that has saved and was preempted; its disk is full since then."""
 
     def __init__(self, cluster: LocalCluster, nodes: Nodes, disk: SmallDisk) -> None:
         self.disk = disk

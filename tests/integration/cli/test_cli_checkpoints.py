@@ -1,4 +1,4 @@
-"""`strata checkpoints` against coordinators: looking, keeping, exporting, forking, deleting."""
+"""`strata checkpoints` against coordinators: show, keep, export, fork, delete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Commands:
         self._where = ("--endpoints", endpoints, "--job", job)
 
     def run(self, *words: object, code: int = 0) -> str:
-        """Run one in this process, which is quicker; return what it said, an error's words included."""
+        """Run a command in this process, which is quicker; return its output and the text of its error."""
         result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words), *self._where])
         found, said = result.exit_code, result.output
         if isinstance(result.exception, StrataError):

@@ -1,4 +1,4 @@
-"""The commands that look further: jobs, datasets, watch, doctor, and what TAB brings."""
+"""Read-only commands (jobs, datasets, watch, doctor) and shell completion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_json(*words: str) -> Any:
 
 @pytest.fixture
 def registered(cluster: LocalCluster, job: str) -> str:
-    """A job with one member (that soon falls silent, and stays in the job's records) and a dataset."""
+    """A job with a dataset and one member, which soon dies but stays in the job's records."""
     with (
         CoordinatorClient.connect(cluster.endpoints, job=job) as client,
         DatasetRegistry(cluster.endpoints, job=job) as datasets,
@@ -107,7 +107,7 @@ def test_tab_without_a_cluster_brings_nothing_and_no_error() -> None:
 
 
 def run_program(env: dict[str, str]) -> str:
-    """Run the command by its name, which is what a shell completes."""
+    """Run the installed `strata` command by its name, as shell completion does."""
     record = Record()
     argv = [sys.executable, "-c", "import sys; sys.argv = ['strata']; import strata.cli; strata.cli.main()"]
     talker = Talker(argv, name="strata", record=record, env=env)

@@ -1,4 +1,4 @@
-"""`strata dev`: prints where it serves, and leaves no process behind however it dies."""
+"""`strata dev` prints its addresses and leaves no process behind, however it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("etcd_binary")
 
 
 def first_port(count: int) -> int:
-    """Return a port that is free, as are the ones after it."""
+    """Return the first of several consecutive free ports."""
     while True:
         port = free_port()
         if all(is_free(port + i) for i in range(count)):
@@ -34,7 +34,7 @@ def start(nodes: Nodes, folder: Path, *options: str, port: int) -> Talker:
 
 
 def endpoints_of(record: Record) -> str:
-    """Return what it printed once everything is up."""
+    """Return the printed endpoints once everything is up."""
     return record.wait_line("endpoints:").split(": ", 1)[1]
 
 
@@ -88,7 +88,7 @@ def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     mark = uuid.uuid4().hex
     dev = subprocess.Popen(
-        # makes the terminal the controlling one, so that the kernel sends SIGHUP when it closes
+        # makes it the controlling terminal, so that the kernel sends SIGHUP when it closes
         [
             "setsid",
             "--ctty",

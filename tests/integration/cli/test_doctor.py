@@ -1,4 +1,4 @@
-"""`strata doctor` beside a cluster in trouble: a lost coordinator, an etcd that is being restored, and certificates."""
+"""`strata doctor` on a faulty cluster: a lost coordinator, an etcd under restore, and invalid certificates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found(*words: str) -> Findings:
 
 
 def found_until(what: str, level: str, *words: str) -> Findings:
-    """Return the findings once `what` is at `level`."""
+    """Return the findings once the finding `what` has this level."""
     deadline = time.monotonic() + LIMIT_S
     while (findings := found(*words)).get(what, {}).get("level") != level:
         assert time.monotonic() < deadline, findings

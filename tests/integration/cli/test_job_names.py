@@ -1,4 +1,4 @@
-"""A job's name never silently runs nothing: other commands, other runs, and programs that cannot run."""
+"""A reused job name never silently runs nothing: other commands, other runs, and programs that cannot run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What people ask of a job, by command line and library, on a real cluster: scale, stop, resume, history.
+"""Operators' requests about a job, by command line and library, on a real cluster: scale, stop, resume, history.
 
-The member here is of the simple kind, which lives by heartbeats, so that the test plays its ranks.
+The members live by unary heartbeats, so that the test plays their ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.cluster_fixtures import run_strata
 
 
 class Play:
-    """Members w-1 … of one job, kept alive by heartbeats, whose ranks end when the test says so."""
+    """Members w-1 … of one job, kept alive by heartbeats; the test decides when their ranks end."""
 
     def __init__(self, endpoints: str, job: str) -> None:
         self.endpoints = endpoints
@@ -90,7 +90,7 @@ class Play:
         self.client.call(request)
 
     def begin(self, generation: int, *workers: str) -> None:
-        """Have these workers' ranks meet as those do that take part in stops: else nobody waits for them."""
+        """Have these workers' ranks pass the begin barrier. A stop waits only for ranks that passed it."""
 
         def wait(rank: int, worker: str) -> None:
             arrival = Arrival(job=self.job, name=BEGIN_BARRIER, generation=generation, round=1, ranks=[rank])
@@ -123,7 +123,7 @@ def typed(play: Play, *words: str, code: int = 0) -> str:
 
 
 def as_json(play: Play, *words: str) -> Any:
-    """Return what a command prints on stdout, without what it tells on stderr while it waits."""
+    """Return the JSON that a command prints on stdout, without its messages on stderr while it waits."""
     said = typed(play, *words, "--json").splitlines()
     return json.loads("\n".join(line for line in said if not line.startswith("waiting: ")))
 

@@ -1,4 +1,4 @@
-"""The local cluster that development, the demo and these tests stand on."""
+"""`LocalCluster`, on which development, the demo and these tests run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def three(start_cluster: StartCluster) -> LocalCluster:
 
 
 def until_led_by_another(cluster: LocalCluster, epoch: int) -> int:
-    """Return the next leader's epoch once there is one."""
+    """Return the next leader's epoch once there is a next leader."""
     deadline = time.monotonic() + LIMIT_S
     while (found := cluster.status().leader_epoch) <= epoch:
         assert time.monotonic() < deadline, "nobody else led"
@@ -85,7 +85,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, etcd_bin
 def test_coordinators_and_etcd_never_get_the_same_ports(
     tmp_path: Path, etcd_binary: EtcdBinary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 17,768 ports to choose from they would once in some 500 starts."""
+    """If both chose among 17,768 ports independently, one start in some 500 would clash; here they choose among 100."""
     first = random.SystemRandom().randrange(15_000, 32_000)
     monkeypatch.setattr(ports, "_candidates", lambda: list(range(first, first + 100)))
     with LocalCluster.start(tmp_path, etcd_members=1, coordinators=1, binary=etcd_binary, fsync=False) as it:

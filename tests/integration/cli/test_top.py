@@ -40,7 +40,7 @@ def strata(*words: str) -> list[str]:
 
 @pytest.fixture
 def training(cluster: LocalCluster, job: str, tmp_path: Path) -> Iterator[Screen]:
-    """A training on a terminal of its own."""
+    """A training on its own terminal."""
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     command = strata("run", "-e", cluster.endpoints, "--job", job, "--slots", "2", "--")
@@ -69,7 +69,9 @@ def test_a_training_on_a_terminal_and_what_top_shows_of_it(
     assert found["job"]["summary"]["progress"]["target_step"] == 10_000
     assert found["ranks"]["size"] == 2
     deadline = time.monotonic() + 10
-    while not found["history"]["series"]["reported.loss"]["values"]:  # a second is charted once it is over
+    while not found["history"]["series"]["reported.loss"][
+        "values"
+    ]:  # the chart shows a second only after it has passed
         assert time.monotonic() < deadline, found["history"]
         found = looked()
     code, said = run_strata("top", *where, "--json")

@@ -1,4 +1,4 @@
-"""Where Strata is installed without an extra, each command that needs it names it, and no command prints a traceback."""
+"""If an extra is not installed, each command that needs it names it, and no command prints a traceback."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ WANTING = [
     (("checkpoints", "list", "--storage", "s3://bucket/x"), "error: checkpoints in S3 need ", S3),
     (("controlplane", "backup", "--etcd", NOBODY, "--to", "s3://bucket/x"), "error: backups in S3 need", S3),
 ]
-"""Commands, and the two lines that each prints."""
+"""Commands, and the two lines that each one prints."""
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that finds the base of the package and no extra."""
+    """An interpreter that finds the base package but no extra."""
     return base_environment.make(tmp_path_factory.mktemp("base") / "venv")
 
 
 def strata(python: Path, *words: str) -> tuple[int, list[str]]:
-    """Run a command to its end; return its exit status and the lines that it printed."""
+    """Run a command to its end; return its exit status and its lines."""
     done = subprocess.run(
         (str(python), "-m", "strata", *words),
         env={"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
@@ -59,7 +59,7 @@ def test_a_command_without_its_extra_says_which_to_install(
 
 
 def test_all_commands_load_without_any_extra(python: Path) -> None:
-    code, said = strata(python, "--help")  # which loads all of them
+    code, said = strata(python, "--help")  # --help loads all commands
     assert code == 0, said
     assert all(any(f" {command} " in line for line in said) for command in COMMANDS)
 

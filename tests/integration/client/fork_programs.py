@@ -1,4 +1,4 @@
-"""Programs that fork while their session is up; run as `python -m tests.integration.client.fork_programs`.
+"""Programs that fork while their session is open; run as `python -m tests.integration.client.fork_programs`.
 
 Each prints one JSON object a line. Arguments: the program's name, then its own.
 """
@@ -21,14 +21,14 @@ LEAST = int(os.environ.get("LEAST", "1"))
 
 
 def say(**fields: Any) -> None:
-    """Print one line that the test reads."""
+    """Print one JSON line for the test."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def loader(endpoint: str, epochs: str) -> None:
-    """Go through a DataLoader with forked workers, epoch after epoch, with a barrier after each."""
-    import torch  # noqa: PLC0415  # other programs do without
+    """Iterate over a DataLoader with forked workers for several epochs, with a barrier after each."""
+    import torch  # noqa: PLC0415  # the other programs do not need torch
     from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -56,7 +56,7 @@ def _under_strata_run(endpoint: str) -> strata.RankClient:
 
 
 def connects_again(endpoint: str) -> None:
-    """Connect twice as the same rank, as a CheckpointManager does beside the script."""
+    """Connect twice as the same rank, like a script and its CheckpointManager."""
     first, second = _under_strata_run(endpoint), strata.connect()
     first.barrier("b")
     second.barrier("b")
@@ -72,9 +72,9 @@ def connects_again(endpoint: str) -> None:
 
 
 def _live_on() -> None:
-    os.setsid()  # out of the group that ends with the parent
+    os.setsid()  # leaves the parent's process group
     say(child=os.getpid())
-    os.close(1)  # the test reads until the end
+    os.close(1)  # the test reads stdout until every writer has closed it
     time.sleep(LIVES_S)
 
 
@@ -98,14 +98,14 @@ def _refused(call: Callable[[], object]) -> str:
 
 
 def child_calls(endpoint: str) -> None:
-    """Use the parent's client in a plain fork that ends as a program does, then in the parent."""
+    """Use the parent's client in a forked child that exits as a program does, then in the parent."""
     client = strata.connect(endpoint, worker_id="parent", min_workers=LEAST)
     with strata.CoordinatorClient.connect(endpoint, timeout_s=1.0) as other:
         with contextlib.suppress(strata.StrataError):
-            other.status()  # it is only to have a connection of its own
+            other.status()  # opens this client's own connection
         pid = os.fork()
         if pid == 0:
-            with client:  # leaving it ends nothing that is the parent's
+            with client:  # leaving this block does not end the parent's session
                 say(
                     barrier=_refused(lambda: client.barrier("b")),
                     progress=_refused(lambda: client.progress(1)),
@@ -127,7 +127,7 @@ def _connects(endpoint: str, name: str) -> None:
 
 
 def other_methods(endpoint: str) -> None:
-    """Start children by spawn and forkserver, which inherit nothing and connect by themselves."""
+    """Start children by spawn and forkserver; they inherit no session and connect by themselves."""
     with strata.connect(endpoint, worker_id="parent", min_workers=LEAST) as client:
         for method in ("spawn", "forkserver"):
             context: Any = multiprocessing.get_context(method)
@@ -147,12 +147,12 @@ def forked_first(endpoint: str) -> None:
 
 
 def held_gil(endpoint: str, seconds: str) -> None:
-    """Hold the GIL in C, as a long call of an extension does."""
+    """Hold the GIL in C, as a long call into an extension does."""
     import ctypes  # noqa: PLC0415
 
     with strata.connect(endpoint, worker_id="holder", min_workers=LEAST) as client:
         say(holding=os.getpid())
-        ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))  # PyDLL keeps the GIL, CDLL would not
+        ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))  # PyDLL keeps the GIL, CDLL releases it
         client.barrier("after")
         say(held=seconds, incarnation=client.incarnation)
 

@@ -1,4 +1,4 @@
-"""The blocking client against real coordinators, none of which breaks."""
+"""The blocking client against real coordinators that stay healthy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 30.0
 
 
 class Trainers:
-    """Standalone clients of one job in this process, each with a session of its own."""
+    """Standalone clients of one job in this process, each with its own session."""
 
     def __init__(self, cluster: LocalCluster, job: str) -> None:
         self.cluster = cluster
@@ -34,7 +34,7 @@ class Trainers:
         self.clients: list[RankClient] = []
 
     def join(self, count: int, *, spread: bool = False, **options: int) -> list[RankClient]:
-        """Return so many trainers in rank order; `spread`: each knows one coordinator only."""
+        """Return `count` trainers in rank order; with `spread`, each knows one coordinator only."""
         places = [c.address for c in self.cluster.coordinators]
         joining = [
             self.pool.submit(
@@ -43,7 +43,7 @@ class Trainers:
                 job=self.job,
                 worker_id=f"w{i}",
                 timeout_s=LIMIT_S,
-                **{"min_workers": count, **options},  # type: ignore[arg-type]  # numbers only, by name
+                **{"min_workers": count, **options},  # type: ignore[arg-type]  # all options are numbers
             )
             for i in range(count)
         ]
@@ -52,7 +52,7 @@ class Trainers:
         return found
 
     def all(self, act: Callable[[RankClient], object], *clients: RankClient) -> list[object]:
-        """Do it on all clients (or on these) at the same time; return what came, or the errors."""
+        """Run `act` on all clients (or on these) at the same time; return each result or error."""
         futures: list[Future[object]] = [
             self.pool.submit(act, client) for client in clients or tuple(self.clients)
         ]
@@ -160,7 +160,9 @@ def test_one_that_rejoins_after_a_drain_is_asked_to_stop_no_more(trainers: Train
         raise AssertionError
 
     training = [trainers.pool.submit(train, x) for x in (a, b)]
-    while not (a.has_met(BEGIN_BARRIER) and b.has_met(BEGIN_BARRIER)):  # the leader ends others at once
+    while not (
+        a.has_met(BEGIN_BARRIER) and b.has_met(BEGIN_BARRIER)
+    ):  # before that barrier, the leader ends ranks without a common step
         time.sleep(0.01)
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
         client.stop("drain", worker_ids=[b.worker_id])
@@ -177,7 +179,7 @@ def test_one_that_rejoins_after_a_drain_is_asked_to_stop_no_more(trainers: Train
 
 def test_a_name_that_is_alive_elsewhere_is_refused(trainers: Trainers) -> None:
     (alone,) = trainers.join(1)
-    elsewhere = trainers.cluster.coordinators[0].address  # other endpoints: a session of its own
+    elsewhere = trainers.cluster.coordinators[0].address  # other endpoints, so another session
     with pytest.raises(errors.Conflict, match="alive elsewhere"):
         strata.connect(elsewhere, job=trainers.job, worker_id="w0", timeout_s=LIMIT_S)
     alone.check()
@@ -256,7 +258,7 @@ def test_asking_for_shards_where_nothing_is_registered_names_the_calls_to_copy(
         assert "no dataset is registered and worker 'worker-01' is no member" in str(told.value)
         said, example, _ = told.value.hint.split("\n\n")
         assert said == "these two calls have to come first:"
-        exec(example, {})  # copied, as a user does
+        exec(example, {})  # runs the example as a user's copy does
         owned = registry.get_assigned_shards(worker_id="worker-01")
         assert [shard.index for shard in owned] == list(range(64))
         with pytest.raises(errors.NotFound, match="has no dataset test") as told:

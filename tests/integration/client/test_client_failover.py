@@ -1,4 +1,4 @@
-"""The client's session when coordinators, and other members, die or freeze."""
+"""The client's session while coordinators and other members die or freeze."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.polling import until
 
 DETECT_S = 2.0
 NOISE_S = 4.0
-"""What a busy machine may add."""
+"""Additional seconds on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def trainers(breakable: LocalCluster, job: str) -> Iterator[Trainers]:
 
 @pytest.fixture
 def unhurried(start_cluster: StartCluster, job: str) -> Iterator[Trainers]:
-    """Trainers whom a busy machine cannot make look frozen, for what is not about that."""
+    """Trainers that never count as frozen on a busy machine, for tests that are not about freezing."""
     these = Trainers(start_cluster(coordinators=1, detect_s=20.0), job)
     yield these
     these.close()
@@ -108,9 +108,9 @@ def test_all_coordinators_down_and_back(trainers: Trainers) -> None:
 async def other_member(
     trainers: Trainers, monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> AsyncIterator[tuple[RankClient, Program]]:
-    """Have a world of a trainer here and of one of `fork_programs` in a process of its own."""
+    """Form a world of a trainer in this process and a program of `fork_programs` in its own process."""
     monkeypatch.setenv("STRATA_JOB", trainers.job)
-    monkeypatch.setenv("LEAST", "2")  # whichever of the two creates the job
+    monkeypatch.setenv("LEAST", "2")  # both create the job with the same minimum
     joining = trainers.pool.submit(trainers.join, 1, min_workers=2)
     async with program(words[0], trainers.cluster.endpoints, *words[1:]) as run:
         (survivor,) = await asyncio.wrap_future(joining)
@@ -118,7 +118,7 @@ async def other_member(
 
 
 async def noticed(trainers: Trainers, survivor: RankClient, strike: Callable[[], None]) -> float:
-    """Return the seconds from `strike` until the survivor's barrier was over because of it."""
+    """Return the seconds from `strike` until the survivor's barrier broke."""
     waiting = asyncio.wrap_future(trainers.pool.submit(survivor.barrier, "never"))
     began = time.monotonic()
     strike()
@@ -156,7 +156,7 @@ async def test_a_frozen_trainer_is_noticed_within_detect_s(
 async def test_a_trainer_that_holds_the_gil_stays_in_its_world(
     start_cluster: StartCluster, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detect_s = 4.0  # within half of it a busy machine has to answer a ping
+    detect_s = 4.0  # a busy machine has half of it to answer a ping
     with closing(Trainers(start_cluster(coordinators=3, detect_s=detect_s), job)) as these:
         async with other_member(these, monkeypatch, "held_gil", f"{3 * detect_s}") as (survivor, run):
             await run.says("holding")

@@ -1,4 +1,4 @@
-"""A process with a session may fork: nothing crashes, and its death stays visible."""
+"""A process with a session may fork: nothing crashes, and its death is still detected."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Program:
-    """One of `fork_programs`, and what it says."""
+    """A running program of `fork_programs`, and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self._said: list[dict[str, Any]] = []
 
     async def says(self, key: str, limit_s: float = 40.0) -> dict[str, Any]:
-        """Return the next line that holds `key`; others are kept for later."""
+        """Return the next line that has `key`; keep other lines for later calls."""
         for earlier in self._said:
             if key in earlier:
                 self._said.remove(earlier)
@@ -45,14 +45,14 @@ class Program:
         raise AssertionError(f"it ended ({await self.process.wait()}) without saying {key!r}")
 
     async def ended(self, limit_s: float = 30.0) -> int:
-        """Return its exit code."""
+        """Return the program's exit code."""
         async with asyncio.timeout(limit_s):
             return await self.process.wait()
 
 
 @asynccontextmanager
 async def program(*arguments: str, stderr: bool = False) -> AsyncIterator[Program]:
-    """Run one of `fork_programs` until the end of the block."""
+    """Run a program of `fork_programs` until the end of the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -74,7 +74,7 @@ async def program(*arguments: str, stderr: bool = False) -> AsyncIterator[Progra
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("torch_installed")
 async def test_15_epochs_with_forked_dataloader_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # pings that a busy machine answers late would end the stream too
+    # with a short limit, late answers to pings on a busy machine would end the stream
     monkeypatch.setenv("STRATA_DETECT_S", "60")
     async with serving(detect_s=60) as server, program("loader", server.address, "15") as run:
         for epoch in range(15):
@@ -86,7 +86,7 @@ async def test_15_epochs_with_forked_dataloader_workers(monkeypatch: pytest.Monk
 
 
 async def kill_parent(endpoint: str, how: End) -> float:
-    """Return how long a SIGKILL of a parent went unnoticed whose forked child lives on, and ended its session so."""
+    """SIGKILL a parent whose forked child lives on; return the seconds until its session ended as `how`."""
     async with serving(endpoint) as server, program("parent", server.address) as run:
         child = (await run.says("child"))["child"]
         try:

@@ -1,4 +1,4 @@
-"""The unary API from another language: Node members train, save, lose one of them and go on."""
+"""The unary API from another language: Node.js members train, save, lose a member and go on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.processes import Record
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tests" / "integration" / "node_client"
 INSTALLED = ROOT / ".strata" / "node"
-"""An ignored folder, so that the packages are fetched once a clone."""
-pytestmark = pytest.mark.timeout(240)  # the first run of a clone fetches packages
+"""A folder that git ignores, so each clone fetches the packages once."""
+pytestmark = pytest.mark.timeout(240)  # the first run in a clone fetches packages
 PAGE = (ROOT / "docs" / "api.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def node() -> dict[str, str]:
-    """What a Node program needs in its environment to find its packages."""
+    """The environment in which a Node.js program finds its packages."""
     found = shutil.which("node") is not None and shutil.which("npm") is not None
     need("node", found, "install nodejs and npm")
     wanted = (PROGRAM / "package.json").read_text()
@@ -108,7 +108,7 @@ def test_three_members_meet_save_and_lose_one(
 
 
 def restores(cluster: LocalCluster, job: str, root: Path) -> None:
-    """The Python library goes on from what Node saved, every byte proven."""
+    """The Python library restores the checkpoint of the Node.js members and verifies every byte."""
     one = strata.connect(cluster.endpoints, job=job, worker_id="p0", min_workers=1)
     with one as client, CheckpointManager(str(root), client=client) as checkpoints:
         weights = np.zeros(1000, np.float32)

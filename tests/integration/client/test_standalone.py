@@ -1,4 +1,4 @@
-"""A standalone process and its agent: a child that carries for it, and ends with it however it ends."""
+"""A standalone process and its agent: a child process that holds the session and ends with its parent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.processes import LIMIT_S, gone
 pytestmark = pytest.mark.timeout(60)
 SCRIPT = str(RANKS / "standalone.py")
 END_S = 1.0
-"""An agent ends within so long of its process."""
+"""An agent ends within this time after its process."""
 NOISE_S = 1.0
-"""What a busy machine may add."""
+"""Additional seconds on a busy machine."""
 
 
 class Programs:
@@ -54,7 +54,7 @@ class Programs:
         return started
 
     def standbys(self) -> list[str]:
-        """Return the members of the job that wait for a place."""
+        """Return the standby members of the job."""
         with CoordinatorClient.connect(self._environment["STRATA_ENDPOINTS"], job=self._job) as client:
             return list(client.job_status().standbys)
 
@@ -72,7 +72,7 @@ def programs(cluster: LocalCluster, job: str, tmp_path: Path) -> Iterator[Progra
 
 
 def heard(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
-    """Return the next event of that kind."""
+    """Return the process's next event of that kind."""
     assert process.stdout is not None
     for line in process.stdout:
         said: dict[str, Any] = json.loads(line)
@@ -115,7 +115,7 @@ def test_an_agent_ends_with_its_process_however_that_ends(
 
 
 def ended(pid: int, limit_s: float) -> bool:
-    """Tell whether a process ends within the limit; a zombie has, though another program is its parent by now."""
+    """Return True if the process ends within the limit. A zombie has ended, even if its new parent has not reaped it."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
@@ -205,7 +205,7 @@ def test_a_training_that_cannot_restart_is_not_ended_by_a_newcomer(programs: Pro
     heard(first, "steps")
     second = programs.start("step", **one_or_two)
     until(programs.standbys, "the second one did not come", limit_s=LIMIT_S)
-    time.sleep(4.0)  # longer than a set of members takes to settle
+    time.sleep(4.0)  # longer than the members' settle time
     assert (first.poll(), second.poll()) == (None, None)
     first.kill()
     assert heard(second, "steps")["generation"] == 2, "it stood by"

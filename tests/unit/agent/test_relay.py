@@ -1,4 +1,4 @@
-"""The relay between ranks and the session upward, over links in memory and in virtual time."""
+"""The relay between ranks and the agent's session to a replica, over links in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def test_a_second_session_of_a_rank_takes_over_from_the_first() -> None:
 
 @in_virtual_time()
 async def test_a_rank_that_reads_nothing_is_let_go_and_lives() -> None:
-    """A debugger holds it, and others go on with rounds that are told to all ranks."""
+    """A debugger holds this rank, while the other ranks continue and every rank's link gets the messages."""
     async with node() as it:
         link = await it.attached(2)
         link.stall()

@@ -1,4 +1,4 @@
-"""Who may attach at an agent's socket, and what a rank learns when the agent is gone: real sockets and processes."""
+"""Admission at an agent's socket, and the error a rank gets after the agent ended: real sockets and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member that begins waits for the storage of its job before it registers, and says so."""
+"""A starting member waits for its job's storage before it registers, and reports the wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAVED = Checkpoint(step=20, path="file:///data/job/step-20-gen-1-a")
 
 
 class Coordinators:
-    """They know one job, and its newest checkpoint."""
+    """Coordinators that know one job and its newest checkpoint."""
 
     def __init__(self, saved: Checkpoint | StrataError = SAVED) -> None:
         self.phase: Any = JOB_PHASE_RUNNING
@@ -45,12 +45,12 @@ class Coordinators:
 
 
 class Wait:
-    """One member's wait: what it says, and when it tried which storage. `why` is what the storage answers."""
+    """One member's wait. It records the member's messages and each try of a storage; `why` is the storage's error."""
 
     def __init__(self, saved: Checkpoint | StrataError = SAVED, *, why: str = "disk full") -> None:
         self.unary = Coordinators(saved)
         self.why: str | None = why
-        """None: it does not answer."""
+        """None if the storage does not answer."""
         self.tried: list[tuple[float, str]] = []
         self.said: list[str] = []
         self.over: list[str] = []
@@ -134,7 +134,7 @@ async def test_it_waits_no_more_for_a_job_that_others_finish(why: str | None, wi
 @in_virtual_time()
 @pytest.mark.parametrize(("why", "after_s"), [("disk full", 100), (None, 121)])
 async def test_after_the_grace_it_joins_all_the_same_and_says_so(why: str | None, after_s: int) -> None:
-    """The job may save elsewhere by now: nobody knows of that before it has."""
+    """The job may save to another storage by now. The coordinators learn of that only with its next checkpoint."""
     wait, began_s = Wait(), asyncio.get_running_loop().time()
     wait.why = why
     await asyncio.wait_for(wait.begun(limit_s=100.0), 130)
@@ -224,7 +224,7 @@ async def test_a_storage_that_does_not_answer_keeps_nobody_from_leaving(
 ) -> None:
     fifo = tmp_path / "hangs"
     os.mkfifo(fifo)
-    hang: Callable[[int], None] = lambda _fd: fifo.open("rb").close()  # noqa: E731  # until somebody writes
+    hang: Callable[[int], None] = lambda _fd: fifo.open("rb").close()  # noqa: E731  # blocks until the FIFO has a writer
     monkeypatch.setattr(os, "fsync", hang)
     probing = asyncio.create_task(in_thread(tmp_path.as_uri()))
     with pytest.raises(TimeoutError):

@@ -1,6 +1,6 @@
-"""A made-up run, line by line: a small etcd that counts revisions, and clients that tell of themselves.
+"""Synthetic histories for the checkers' tests: a small etcd that counts revisions, and clients' recorded lines.
 
-`good_run` is one in which every rule of every checker has something to judge, and nothing is wrong.
+`good_run` gives every rule of every checker something to judge, and violates none.
 A doctored history is that run with one thing changed.
 """
 
@@ -36,7 +36,7 @@ def sha(data: bytes) -> str:
 
 @dataclass
 class Story:
-    """Lines by file. Time passes by itself: every line is a tenth of a second after the last."""
+    """The lines of each history file. Each line is 0.1 s later than the one before."""
 
     files: dict[str, list[Line]] = field(default_factory=dict)
     revision: int = 0
@@ -47,7 +47,7 @@ class Story:
     # -- etcd
 
     def lose(self) -> None:
-        """Etcd loses all it has; another observer records what comes."""
+        """Etcd loses all keys; a new observer records the events of its next life."""
         self._observed_all()
         self.life += 1
         self.revision, self.held = 0, {}
@@ -102,7 +102,7 @@ class Story:
         begun: str = "",
         identity: str = "",
     ) -> Line:
-        """Write one line; `begun` makes it a beginning with that id."""
+        """Write one line; with `begun`, the line announces an operation of that id."""
         if t is None:
             self.t += 0.1
             t = self.t
@@ -118,24 +118,24 @@ class Story:
         self.files.setdefault(name, []).append(line)
         return line
 
-    # -- for doctors
+    # -- for doctoring a history
 
     def lines(self, op: str) -> list[Line]:
-        """Return every line of an operation, in the order of files."""
+        """Return every line of an operation, file by file."""
         return [line for lines in self.files.values() for line in lines if line["op"] == op]
 
     def events(self, key: str) -> list[Line]:
-        """Return the results of all events of a key below the job (or of the cluster: "/leader")."""
+        """Return the results of all events of a key below the job, or of a cluster's key such as "/leader"."""
         name = ROOT + key[1:] if key.startswith("/") else JOB + key
         return [line["result"] for line in self.lines("etcd.event") if line["result"]["key"] == name]
 
     def drop(self, wanted: Callable[[Line], bool]) -> None:
-        """Take lines out."""
+        """Remove the lines for which `wanted` returns True."""
         for name, lines in self.files.items():
             self.files[name] = [line for line in lines if not wanted(line)]
 
     def write(self, folder: Path) -> Path:
-        """Write the histories below `folder`, and return it."""
+        """Write the histories to `folder/run`; return that folder."""
         run = folder / "run"
         run.mkdir(exist_ok=True)
         if "observer" in self.files and len(self.lines("observer.ended")) < self.life:
@@ -147,7 +147,7 @@ class Story:
 
 
 def edit(event: Line, **fields: Any) -> None:
-    """Change fields of the value of an event."""
+    """Change fields of an event's value."""
     value = json.loads(event["value"])
     event["value"] = json.dumps({**value, **fields}, separators=(",", ":"))
 
@@ -243,7 +243,7 @@ def barrier(story: Story, name: str, round_: int, *, released: bool) -> None:
 
 
 def images(folder: Path, ranks: int) -> str:
-    """Write a checkpoint's files, and return the digest of its manifest."""
+    """Write a checkpoint's files; return the digest of its manifest."""
     folder.mkdir(parents=True)
     parts = []
     for rank in range(ranks):
@@ -318,7 +318,7 @@ def remove(story: Story, storage: Path, step: int, attempt: str) -> None:
 
 
 def follow(story: Story) -> None:
-    """A reader's two streams: from nothing, then resumed; told of the job's events as they are."""
+    """Write a watcher's two streams of the job's events: one without a resume revision, then a resumed one."""
     log = [line["result"] for line in story.lines("etcd.event") if line["result"]["key"].startswith(JOB)]
     middle = log[len(log) // 2]["revision"]
 
@@ -352,18 +352,18 @@ def follow(story: Story) -> None:
         events = [e for e in log if e["revision"] == revision]
         if events:
             message(2, revision, events)
-    story.t += 15  # with nothing to tell, silence is no fault
+    story.t += 15  # a stream without events to send may be silent
     args = {"job": "j", "prefix": "", "stream": 2, "resume": middle, "uid": "u"}
     story.line("watcher", 30, "watch", args=args, identity="watch-2")
 
 
 def good_run(storage: Path) -> Story:
-    """Return a run in which every rule has something to judge, and nothing is wrong."""
+    """Return a run that gives every rule something to judge, and violates none."""
     story = Story()
     story.txn((f"{ROOT}uid", {"uid": "u"}))
     epoch = story.txn((f"{ROOT}leader", {"instance": "A", "replica": "c1", "address": "a"}))
     story.txn((f"{ROOT}replicas/c1", {"instance": "A", "address": "a"}))
-    w0 = w1 = story.txn(  # coalesced: two members of one incarnation number
+    w0 = w1 = story.txn(  # one joined transaction: both members have the same incarnation number
         (f"{JOB}spec", {"min_workers": 2}),
         (f"{JOB}workers/w0", worker("b0", "A", 10)),
         (f"{JOB}workers/w1", worker("b1", "A", 11)),
@@ -413,7 +413,7 @@ SLOT_20 = f"{JOB}checkpoints/{number(20)}/{number(1)}"
 
 
 def train(story: Story, generation: int, pids: tuple[int, int], steps: range, uid: str = "u") -> None:
-    """Both members take a sample of their own a step; an epoch has four."""
+    """Each member takes one sample a step, different from the other's; an epoch has four samples."""
     for step in steps:
         for rank, pid in enumerate(pids):
             args = {"job": "j", "uid": uid, "generation": generation, "rank": rank, "step": step, "length": 4}
@@ -422,7 +422,7 @@ def train(story: Story, generation: int, pids: tuple[int, int], steps: range, ui
 
 
 def restored_run(storage: Path) -> Story:
-    """Return a good run in which etcd is lost after it, and restored: the job goes on from step 20."""
+    """Return a good run followed by a loss and a restore of etcd; the job continues from step 20."""
     story = good_run(storage)
     committed = json.loads([e["value"] for e in story.events(SLOT_20.removeprefix(JOB))][-1])
     acks = {
@@ -466,7 +466,7 @@ def restored_run(storage: Path) -> Story:
 
 
 def long_run(folder: Path, *, rounds: int) -> int:
-    """Write a run of two members with so many barriers; return the number of its lines."""
+    """Write a run of two members with `rounds` barrier rounds; return its number of lines."""
     story = Story()
     epoch = story.txn((f"{ROOT}leader", {"instance": "A"}))
     born = [story.txn((f"{JOB}workers/w{i}", worker(f"b{i}", "A", 10 + i))) for i in (0, 1)]

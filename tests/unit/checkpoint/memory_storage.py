@@ -1,4 +1,4 @@
-"""A `Storage` in memory, held to the same contract as the real one, with faults to order."""
+"""A `Storage` in memory with injectable faults, which passes the same contract tests as the real one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class MemoryStorage:
         self.heal()
         self.objects: dict[str, bytes] = {}
         self.held: set[str] = set()
-        """By whomever: a process that ends lets go of what it held."""
+        """Names held by any process; a process that ends releases its holds."""
         self._lock = threading.Lock()
 
     def heal(self) -> None:
-        """Do from now on what is asked."""
+        """Stop injecting faults."""
         self.fault: Callable[[str, str], None] = lambda verb, name: None
 
     def fail(
         self, error: BaseException, *verbs: str, name: str | tuple[str, ...] = "", times: int = 1_000_000
     ) -> None:
-        """Raise `error` from now on, so many times: for these verbs, or any, and names that have one of `name`."""
+        """Raise `error` for the next `times` calls of these verbs (or any) on names that contain one of `name`."""
         left, parts = iter(range(times)), (name,) if isinstance(name, str) else name
 
         def fault(verb: str, of: str) -> None:
@@ -46,7 +46,7 @@ class MemoryStorage:
         return "memory:///"
 
     def flip(self, name: str, at: int, bit: int = 0) -> None:
-        """Turn one bit of an object over."""
+        """Flip one bit of an object."""
         changed = bytearray(self.objects[name])
         changed[at] ^= 1 << bit
         self.objects[name] = bytes(changed)

@@ -1,8 +1,8 @@
-"""A control plane that is nothing but the catalog's rows of the table of requests, and ranks' ports to it.
+"""A fake control plane: only the catalog's rows of the request table, and the ranks' ports to it.
 
-What it answers is what a replica answers: the decisions settle on the in-memory keyspace, the
-commit follows by itself, and every change is pushed to every rank. It can be down, lose answers
-after they took effect, and lose pushes.
+It answers as a replica does: decisions settle on the in-memory keyspace, the commit follows by
+itself, and every change is pushed to every rank. It can be down, lose pushes, and lose the answer
+to a request that took effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEASE = 7
 
 
 class Rounds:
-    """The rounds of barriers: released when all have come, broken for all alike when one is late."""
+    """The rounds of barriers: released when all ranks have arrived, broken for all ranks when one is late."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -123,7 +123,7 @@ class Cluster:
         return [entry.record for entry in self.view().checkpoints()]
 
     def restore_point(self) -> RestorePoint | None:
-        """Return where the next world begins, as its ranks are told."""
+        """Return the restore point of the next world, as its ranks receive it."""
         entry = core.newest(self.view())
         if entry is None:
             return None
@@ -164,19 +164,19 @@ class Cluster:
         if self.pushes and self.job.store.revision != before:
             job, named = self.view(), getattr(request, "attempt", "")
             for entry in job.checkpoints():
-                if entry.mod_revision > before or entry.record.attempt == named:  # or what hangs on it
+                if entry.mod_revision > before or entry.record.attempt == named:  # or a key below it
                     for observe in tuple(self.observers):
                         observe(wire.checkpoint_message(job, entry))
         return answer
 
     def _mark(self) -> None:
-        """Do what the leader does on each change."""
+        """Write tombstones, as the leader does on each change."""
         while (decision := next_tombstone(self.view(), now_unix_ms=1)).txn is not None:
             assert self.job.store.execute(decision.txn).succeeded
 
 
 class _Replica:
-    """What the rows need of a replica: a view that is never behind, who settles, and leases."""
+    """The parts of a replica that the rows need: a view that is never behind, an executor, and leases."""
 
     keys = KEYS
 
@@ -199,7 +199,7 @@ class _Replica:
         return 0.001
 
     async def fresh(self) -> None:
-        """It is."""
+        """Return at once: this view is never behind."""
 
     async def settle(self, decide: Callable[[View], Decision], **_: object) -> None:
         self._store.settle(lambda job: decide(job.view))
@@ -209,13 +209,13 @@ class _Replica:
         return SimpleNamespace(id=LEASE)
 
     async def keep_alive(self, lease: int) -> None:
-        """Nothing runs out."""
+        """Do nothing: leases here never expire."""
 
     revoke = keep_alive
 
 
 def _done(answer: Any) -> Any:
-    """Return what an answer comes to that waits for nothing."""
+    """Return the result of a coroutine that never waits."""
     try:
         answer.send(None)
     except StopIteration as ended:
@@ -225,7 +225,7 @@ def _done(answer: Any) -> Any:
 
 @dataclass
 class Port:
-    """A `SessionPort` of one rank."""
+    """One rank's fake session."""
 
     cluster: Cluster
     worker_id: str
@@ -238,7 +238,7 @@ class Port:
     timeouts: list[float] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     holds: list[SaveHold | None] = field(default_factory=list)
-    """What the rank said of saves that it holds."""
+    """The rank's reports of held saves, in order."""
 
     @property
     def world_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Several ranks that save one step together, each in a thread of its own, over the catalog's real decisions."""
+"""Several ranks that save one step together, each in its own thread, over the catalog's real decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEP = 20
 
 
 def catalogs_of(cluster: Cluster, count: int) -> list[CoordinatedCatalog]:
-    """Return the catalogs of that many ranks; no two attempts have one id."""
+    """Return the catalogs of `count` ranks; attempt ids are unique across them."""
     ids = itertools.count(1)
     return [
         CoordinatedCatalog(
@@ -43,9 +43,9 @@ def catalogs_of(cluster: Cluster, count: int) -> list[CoordinatedCatalog]:
 
 
 class Ranks:
-    """`count` ranks; `ends` has what came of each one's save, `on_step` hears their steps.
+    """`count` ranks; `ends` has the result of each rank's save, `on_step` receives their steps.
 
-    They hold a save for `grace_s`, each by its own of `retries`.
+    Each rank holds a refused save for `grace_s`, by its own entry of `retries`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Ranks:
         self.near = near or MemoryStorage()
         self.storage: Storage = self.near if far is None else TieredStorage(self.near, far)
         self.held = threading.Event()
-        """Whether one of them holds its save, or has done so."""
+        """Set once a rank has held its save."""
         self.cluster = Cluster(**{f"w{rank}": 1 for rank in range(count)})
         self.catalogs = catalogs_of(self.cluster, count)
         self.damaged = [DamagedCheckpoints() for _ in range(count)]
@@ -82,7 +82,7 @@ class Ranks:
         timeout_s: float = LIMIT_S,
         **request: Any,
     ) -> None:
-        """Begin the saves of these ranks, or of all; `paths` are those that each declares to be replicated."""
+        """Begin the saves of these ranks, or of all; `paths`: per rank, the paths it declares replicated."""
 
         def run(rank: int) -> None:
             saver = Saver(
@@ -121,7 +121,7 @@ class Ranks:
 
     @property
     def record(self) -> CheckpointMetadata:
-        """What the coordinators know of the newest save."""
+        """The coordinators' record of the newest save."""
         return self.catalogs[0].all()[-1]
 
     @property
@@ -130,7 +130,7 @@ class Ranks:
 
     @property
     def replica(self) -> Replica:
-        """What they saved, as what copies it knows it."""
+        """The newest save, as a copier's argument."""
         record = self.record
         return Replica(
             folder=self.folder, attempt=record.id, manifest_digest=record.manifest_digest, step=record.step

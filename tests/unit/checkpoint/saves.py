@@ -28,7 +28,7 @@ def snapshot_of(state: Any, *, with_rng: bool = False, replication: Replication 
 
 
 def local_catalog(storage: Storage, *, start: int = 0) -> LocalCatalog:
-    """Return a catalog whose attempts are a0, a1, … and whose clock shows their number."""
+    """Return a catalog whose attempts are a0, a1, … and whose clock counts up from `start`."""
     numbers, clock = itertools.count(start), itertools.count(start)
     return LocalCatalog(storage, new_id=lambda: f"a{next(numbers)}", now_unix_ms=lambda: next(clock))
 

@@ -1,4 +1,4 @@
-"""The judge of what a crash leaves, on roots that are wrong: each must be found."""
+"""The judge of roots after a crash: it must find each fault planted in a root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE_BYTES = 4096
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root as a process leaves it that has saved two steps."""
+    """Return the root of a process that has saved two steps."""
     with CheckpointManager(tmp_path) as manager:
         for step in STEPS[:2]:
             manager.save_state(state_of(step, SIZE_BYTES), step)

@@ -1,4 +1,4 @@
-"""Writers whose disk a test can hold up and make fail."""
+"""Writers whose disk a test can block and make fail."""
 
 import threading
 from typing import Any
@@ -18,7 +18,7 @@ LIMIT_S = 20
 
 
 class Rig:
-    """A writer whose disk can be held up and made to fail."""
+    """A writer whose disk a test can block and make fail."""
 
     def __init__(self, **options: Any) -> None:
         self.storage = MemoryStorage()
@@ -44,7 +44,7 @@ class Rig:
         return self.writer.write({"a": step} if state is None else state, SaveRequest(step=step))
 
     def loaded(self, step: int | None = None) -> Any:
-        """Return the state that was saved at that step, or last."""
+        """Return the state saved at `step`, or the last one."""
         found = self.catalog.all()[-1]
         if step is not None:
             (found,) = (each for each in self.catalog.all() if each.step == step)
@@ -55,7 +55,7 @@ class Rig:
 
 
 def full(**options: Any) -> tuple[Rig, CheckpointInfo, CheckpointInfo]:
-    """Return a rig with one save that is being written, and one that waits."""
+    """Return a rig with one save being written and one waiting."""
     rig = Rig(**options)
     rig.go.clear()
     first = rig.write(20)
@@ -64,7 +64,7 @@ def full(**options: Any) -> tuple[Rig, CheckpointInfo, CheckpointInfo]:
 
 
 class Pair:
-    """Two ranks with a writer each; rank 0's storage can be held up."""
+    """Two ranks with a writer each; a test can block rank 0's storage."""
 
     def __init__(self, when_full: WhenFull) -> None:
         self.cluster = Cluster(a=1, b=1)

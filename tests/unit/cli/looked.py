@@ -1,4 +1,4 @@
-"""What `strata top` reads of a cluster, made from the resources' own classes."""
+"""Sample resources as `strata top` reads them from a cluster, made from the resources' own classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def plain(resource: object) -> Any:
-    """Return a resource as a client gets it."""
+    """Return a resource as a client decodes it from JSON."""
     return msgspec.json.decode(msgspec.json.encode(resource))
 
 
@@ -121,7 +121,7 @@ def ranks(size: int = 8, *, slots: int = 4, stuck: int | None = 3, scores: bool 
 
 
 def rank(number: int = 3) -> model.Rank:
-    """Return a rank that is stuck, and whose process before this one has crashed."""
+    """Return a stuck rank whose previous process crashed."""
     device = model.Device(
         worker_id="node-0",
         index=number,
@@ -295,7 +295,7 @@ def history(count: int = 120) -> model.History:
 
 
 def job_seen(**more: Any) -> Seen:
-    """Return a job in trouble."""
+    """Return the page of a job that has findings."""
     facts: dict[str, Any] = {
         "at_s": 100.0,
         "job": "gpt",
@@ -316,7 +316,7 @@ def job_seen(**more: Any) -> Seen:
 
 
 def jobs_seen(*jobs: model.JobSummary, **more: Any) -> Seen:
-    """Return a list of jobs."""
+    """Return the page with the list of jobs."""
     some = jobs or (
         summary("gpt", finding=STALLED.text),
         summary("vision-transformer-large-384", progress=progress(88, None)),

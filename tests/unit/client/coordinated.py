@@ -1,4 +1,4 @@
-"""Managers of checkpoints under a control plane in memory, and damage to what they saved."""
+"""Checkpoint managers with a control plane in memory, and damage to the files they saved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def managers(
     each: Mapping[int, dict[str, Any]] | None = None,
     **settings: Any,
 ) -> Iterator[list[CheckpointManager]]:
-    """Have one manager for each rank of the current world, or for so many; `each` are settings of some ranks."""
+    """Yield a manager for each rank of the current world, or for `ranks` ranks; `each` has settings of single ranks."""
     world = cluster.view().world()
     assert world is not None
     point = cluster.restore_point() if restore else None

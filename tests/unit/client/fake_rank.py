@@ -1,4 +1,4 @@
-"""A rank served by a coordinator by script."""
+"""A rank's client, served by scripted coordinators."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 
 
 class NoThread:
-    """In the place of the background thread: the test is in the loop itself."""
+    """A stand-in for the background thread: the test itself runs in the event loop."""
 
     def at_stop(self, act: object) -> None:
         pass
@@ -47,7 +47,7 @@ async def rank_client(
 def of_rank(
     count: int = 1,
 ) -> Callable[[Callable[Concatenate[Rig, RankClient, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """Make an `async def` test one that runs in virtual time, with a rank's client that `count` replicas serve."""
+    """Make an `async def` test run in virtual time, with a rank's client that `count` replicas serve."""
 
     def decorate(
         test: Callable[Concatenate[Rig, RankClient, P], Coroutine[Any, Any, None]],

@@ -1,4 +1,4 @@
-"""A coordinator by script, over links in memory: it does what a test says, and writes down."""
+"""A scripted coordinator over links in memory: it does what a test prescribes, and records every message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UID = "uid-1"
 
 
 class FakeReplica:
-    """Welcomes everybody and ticks; answers nothing else unless told."""
+    """A replica that welcomes every session and sends ticks; it sends nothing else unless a test makes it."""
 
     def __init__(self, board: Switchboard, address: str, *, uid: str = UID, incarnation: int = 7) -> None:
         self.board = board
@@ -48,19 +48,19 @@ class FakeReplica:
         self.up()
 
     def up(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         self.board.listen(self.address, self._serve, self._spawn)
 
     def down(self) -> None:
-        """Die: break every connection, refuse new ones."""
+        """Die: break every connection and refuse new ones."""
         self.board.hang_up(self.address)
 
     def send(self, down: Down) -> None:
-        """Send to whoever connected last."""
+        """Send to the client that connected last."""
         self.links[-1].send(down)
 
     def world(self, generation: int, *, rank: int | None = 0, size: int = 2, **more: Any) -> None:
-        """Send a world; `rank` None: without a place for the member."""
+        """Send a world; with `rank` None the member has no place in it."""
         update = WorldUpdate(
             world=World(generation=generation, size=size, members=size),
             token=Token(uid=self.uid, revision=self.revision),
@@ -72,14 +72,14 @@ class FakeReplica:
         self.send(Down(world=update))
 
     def welcome(self, link: MemoryLink) -> None:
-        """Say that the session on `link` is served."""
+        """Send the welcome for the session on `link`."""
         token = Token(uid=self.uid, revision=self.revision)
         welcome = Welcome(token=token, incarnation=self.incarnation, replica=self.address, detect_s=5)
         link.send(Down(welcome=welcome))
         self._welcomed.append(link)
 
     def release(self, arrival: Arrival, **payloads: bytes) -> None:
-        """Release the round of an arrival."""
+        """Release the round of an arrival to all its ranks."""
         self.send(
             Down(
                 outcomes=Outcomes(
@@ -98,19 +98,19 @@ class FakeReplica:
         )
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-        """Return once `condition` holds; it is looked at whenever something is heard."""
+        """Return once `condition` holds; it is evaluated after every received message."""
         async with asyncio.timeout(limit_s):
             while not condition():
                 self._news.clear()
                 await self._news.wait()
 
     async def next(self, kind: str, *, after: int = 0) -> Any:
-        """Return the first message of this kind that is the `after`-th or later."""
+        """Return message number `after` (from 0) of this kind, once it is received."""
         await self.until(lambda: len(self.all(kind)) > after)
         return self.all(kind)[after]
 
     def all(self, kind: str) -> list[Any]:
-        """Return everything heard of one kind."""
+        """Return every received message of one kind."""
         return [getattr(up, kind) for up in self.heard if up.WhichOneof("message") == kind]
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
@@ -151,7 +151,7 @@ class FakeReplica:
 
 
 class Recorder:
-    """An observer that writes down."""
+    """An observer that records each callback."""
 
     def __init__(self) -> None:
         self.welcomed = asyncio.Event()
@@ -168,7 +168,7 @@ class Recorder:
         self.disconnections.append(reason)
 
     def on_world(self, update: WorldUpdate) -> None:
-        pass  # the session keeps it
+        pass  # the session stores it
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         self.outcomes.append(outcome)
@@ -178,7 +178,7 @@ class Recorder:
 
 
 def done(up: Up) -> Down | None:
-    """Answer calls and exits with a bare reply."""
+    """Answer each call and rank exit with a bare reply."""
     kind = up.WhichOneof("message")
     if kind in {"call", "rank_exit"}:
         return Down(reply=Reply(id=getattr(up, kind).id, done=Done()))
@@ -186,7 +186,7 @@ def done(up: Up) -> Down | None:
 
 
 class Rig:
-    """One session, the replicas "a:1", "b:1"… and what the session told its observer."""
+    """One session, the replicas "a:1", "b:1"… and the callbacks that the session's observer recorded."""
 
     def __init__(self, replicas: list[FakeReplica], session: MemberSession, observer: Recorder) -> None:
         self.replicas = replicas
@@ -196,7 +196,7 @@ class Rig:
 
     @property
     def serving(self) -> FakeReplica:
-        """The replica that the session is connected to, or was last."""
+        """Return the replica that serves the session, or served it last."""
         assert self.session.welcome is not None
         return next(r for r in self.replicas if r.address == self.session.welcome.replica)
 
@@ -205,7 +205,7 @@ class Rig:
         return [r for r in self.replicas if r is not self.serving]
 
     async def reconnected(self, times: int) -> FakeReplica:
-        """Return who serves once the session was welcomed so many times."""
+        """Return the serving replica once the session was welcomed `times` times."""
         async with asyncio.timeout(60):
             while len(self.observer.connected) < times:
                 self.observer.welcomed.clear()
@@ -215,7 +215,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig(count: int = 1, *, seed: int = 1, pace: Pace | None = None) -> AsyncIterator[Rig]:
-    """Have a session of member "w" that is connected to one of `count` replicas."""
+    """Yield a session of member "w", connected to one of `count` replicas."""
     board = Switchboard(delay_s=0.0005)
     addresses = [f"{letter}:1" for letter in "abcde"[:count]]
     replicas = [FakeReplica(board, address) for address in addresses]
@@ -238,5 +238,5 @@ async def rig(count: int = 1, *, seed: int = 1, pace: Pace | None = None) -> Asy
 
 
 def arrival(name: str = "b", *, rank: int = 0, generation: int = 1, round_: int = 1, **more: Any) -> Arrival:
-    """Return an arrival of one rank."""
+    """Return one rank's arrival at a barrier."""
     return Arrival(job="j", name=name, generation=generation, round=round_, ranks=[rank], **more)

@@ -22,7 +22,7 @@ FROZEN_S = 13.0
 
 
 async def _outlived_s(seed: int) -> float:
-    """Return for how long a rank outlives an agent that was frozen and is killed."""
+    """Return for how many seconds a rank outlives an agent that freezes and is then killed."""
     rng = random.Random(seed)
     killed = asyncio.Event()
 
@@ -30,7 +30,7 @@ async def _outlived_s(seed: int) -> float:
     async def dial(_endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
         if killed.is_set():
             raise StaleIncarnation("the agent has ended")
-        await killed.wait()  # the kernel took the connection; nobody answers, until it is reset
+        await killed.wait()  # the kernel accepted the connection, but nothing answers until it is reset
         if killed.is_set():
             raise Unavailable("the connection was reset")
         yield pair()[0]

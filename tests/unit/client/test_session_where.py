@@ -1,4 +1,4 @@
-"""Which replica a session is at: when it leaves one, and how soon it is at another."""
+"""Which replica serves a session: when the session leaves one, and how soon another serves it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ async def test_a_lost_replica_is_left_for_another_within_100_ms(r: Rig) -> None:
 
 @in_rig(rig, 3)
 async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may(r: Rig) -> None:
-    """The lost one counts a grace of a second, within which the member must be back."""
+    """The lost replica counts one second of grace, and the member must be back within it."""
     before = r.serving
     frozen, well = r.others
     frozen.board.block("client", host_of(frozen.address))
     before.ready_addresses = [frozen.address]
-    await asyncio.sleep(1.1)  # a tick has said where to go
+    await asyncio.sleep(1.1)  # a tick has named the replica to go to
     lost_at = asyncio.get_running_loop().time()
     before.board.block("client", host_of(before.address))
     before.down()
@@ -70,14 +70,14 @@ async def test_all_coordinators_down_for_30_s(r: Rig) -> None:
 @pytest.mark.parametrize("back", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
 async def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back: int, silent: bool) -> None:
-    """Whatever the lost one said of the others' readiness: it may be the only one that is back, and leads.
+    """The lost replica's list of ready replicas may be outdated: one replica alone may return, and lead.
 
-    It deletes members that nobody has served for 5 s, counted from then (PROTOCOLS 5.4).
+    From its return on, it deletes members that no replica has served for 5 s (PROTOCOLS 5.4).
     """
     async with rig(3, seed=seed) as r:
         for replica in r.replicas:
             replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
-        await asyncio.sleep(1.1)  # a tick has said so
+        await asyncio.sleep(1.1)  # a tick has delivered the list
         alone = (r.serving, *r.others)[back]
         for replica in r.replicas:
             if silent and replica is not alone:
@@ -147,7 +147,7 @@ async def test_a_silent_replica_is_kept_if_no_other_is_ready(r: Rig) -> None:
 
 @in_rig(rig, 3)
 async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes(r: Rig) -> None:
-    """It may have frozen before it knew; its members are orphans before long."""
+    """The replica may have frozen before it knew of others, and its members soon become orphans."""
     before, there = r.serving, r.others[0]
     r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
     before.ready_addresses = []
@@ -164,7 +164,7 @@ async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welco
 async def test_a_session_that_was_welcomed_elsewhere_looks_no_more_while_the_frozen_replica_is_let_go(
     r: Rig,
 ) -> None:
-    """A second look would take the session from the replica that has just welcomed it."""
+    """A second probe would take the session away from the replica that has just welcomed it."""
     before = r.serving
     before.board.block("client", host_of(before.address))
     before.ticking = False
@@ -198,7 +198,7 @@ async def test_a_replica_that_never_welcomes_is_left(r: Rig) -> None:
     assert len(mute.hellos) == 1
 
 
-# -- a session whose replica says that it is not ready, and knows nobody who is (PROTOCOLS 5.5)
+# -- a session whose replica reports itself unready, and knows no ready one (PROTOCOLS 5.5)
 
 
 def now() -> float:
@@ -206,7 +206,7 @@ def now() -> float:
 
 
 def unready(replica: FakeReplica) -> None:
-    """Let a replica say so, and refuse who asks whether it is ready."""
+    """Let a replica report itself unready, and refuse a hello that asks for a ready replica."""
     replica.ready = False
     replica.refuse_hello = errors.Unavailable("this replica is not ready")
 
@@ -263,7 +263,7 @@ async def test_a_replica_that_dies_while_its_member_looks_is_left_as_ever(r: Rig
 async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_is_ready_again(
     r: Rig,
 ) -> None:
-    """The other one may have the key by now: without a transport it would delete it after the grace."""
+    """The probed replica may serve the member by now. Without a transport it would delete the key after the grace."""
     before = r.serving
     for other in r.others:
         other.welcoming = False
@@ -281,7 +281,7 @@ async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_
 
 @in_rig(rig, 6)
 async def test_whoever_has_the_hello_is_asked_first_when_the_first_replica_lets_go(r: Rig) -> None:
-    """It lets go because the other one has taken the key, and says so before that one's welcome comes."""
+    """The first replica lets go because the probed one took the key, and reports that before the other's welcome."""
     before = r.serving
     for other in r.others:
         other.welcoming = False
@@ -364,7 +364,7 @@ async def test_a_session_that_left_has_closed_the_stream_of_its_look(
 
 @in_rig(rig, 3)
 async def test_a_look_ends_with_the_connection_that_it_was_made_for(r: Rig) -> None:
-    """t1: the scout's hello is out. t2: the link is lost. t3: another replica welcomes. A welcome to t1 comes late."""
+    """t1: the probe sends a hello. t2: the link is lost. t3: another replica welcomes. t4: t1 is welcomed late."""
     for other in r.others:
         other.welcoming = False
     await first_unready_tick(r)

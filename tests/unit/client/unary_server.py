@@ -1,4 +1,4 @@
-"""Coordinators by script for unary calls: real gRPC, on threads of its own."""
+"""Scripted coordinators for unary calls: real gRPC, each on its own threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[Any], Message]
 
 
 class UnaryServer(grpc.GenericRpcHandler):
-    """Answers a request as `answers` says for its class; writes down what it was asked."""
+    """Answer each request as `answers` prescribes for its class, and record every request."""
 
     def __init__(self) -> None:
         self.answers: dict[type[Message], Answer] = {}
@@ -55,13 +55,13 @@ class UnaryServer(grpc.GenericRpcHandler):
         )
 
     def asked_for(self, kind: type[Message]) -> list[Any]:
-        """Return the requests of one kind."""
+        """Return the received requests of one kind."""
         return [request for request in self.asked if isinstance(request, kind)]
 
 
 @contextmanager
 def unary_server() -> Iterator[UnaryServer]:
-    """Serve on a free port inside the block."""
+    """Serve on a free port for the duration of the block."""
     ours = UnaryServer()
     server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((ours,))

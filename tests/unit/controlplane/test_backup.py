@@ -1,4 +1,4 @@
-"""One backup, with an etcd in memory and a real folder: what counts, when, and what is left if it fails."""
+"""One backup, with an etcd in memory and a real folder: when it counts, and the files left by a failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> FolderPlace:
 
 
 def clock(begin: datetime = BEGIN) -> Callable[[], datetime]:
-    """A clock that is a second further at each look."""
+    """Return a clock that advances by one second at each reading."""
     seconds = itertools.count()
     return lambda: begin + timedelta(seconds=next(seconds))
 
@@ -114,7 +114,7 @@ def test_etcd_knows_of_it(etcd: StubEtcd, place: FolderPlace) -> None:
     )
 
 
-# -- what fails before it counts
+# -- failures before the backup counts
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_broken_stream_and_ctrl_c_leave_nothing(
 def test_whatever_step_fails_what_is_left_counts_only_whole(
     etcd: StubEtcd, place: FolderPlace, monkeypatch: pytest.MonkeyPatch, step: int, dies: bool
 ) -> None:
-    """Steps: fsync, rename, fsync of the folder; of the database, then of the metadata."""
+    """The steps are fsync, rename and fsync of the folder, first for the database, then for the metadata."""
     made(etcd, place)
     left = itertools.count(1)
     dead = False
@@ -169,10 +169,10 @@ def test_whatever_step_fails_what_is_left_counts_only_whole(
         return call
 
     def alive(real: Callable[..., Any]) -> Callable[..., Any]:
-        # a process that is dead cleans nothing up
+        # a dead process removes no files
         return lambda *given, **named: None if dead else real(*given, **named)
 
-    # a folder is synced by `sync_folder`, which `places` has by name
+    # the fsync of a folder is in `sync_folder`, which `places` imported by name
     with monkeypatch.context() as patch:
         patch.setattr("strata.controlplane.places.os.fsync", counted(os.fsync))
         patch.setattr(Path, "rename", counted(Path.rename))
@@ -185,7 +185,7 @@ def test_whatever_step_fails_what_is_left_counts_only_whole(
     if not dies:
         assert len(counting(place)) == 1, "the failed one does not count"
         assert not [name for name in place.names() if name.endswith(".tmp")]
-    # two days later the next one succeeds, and what was left is gone
+    # two days later the next backup succeeds, and removes the files left behind
     made(etcd, place, now=clock(BEGIN + timedelta(days=2)))
     assert all(not backup.fault for backup in list_backups(place))
     assert len(place.names()) == 2 * len(counting(place))
@@ -246,7 +246,7 @@ def test_a_user_without_the_role_root_is_told_so(etcd: StubEtcd, place: FolderPl
 def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
     etcd: StubEtcd, place: FolderPlace, by_then: str
 ) -> None:
-    """A restore begins just before the member takes the snapshot: it may hold half of the keys, and no uid."""
+    """A restore begins just before the member takes the snapshot, which may hold half of the keys and no uid."""
 
     def restore_begins() -> None:
         gone = Txn(success=(Delete(key=KEYS.uid),))
@@ -262,7 +262,7 @@ def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
     assert place.names() == []
 
 
-# -- what fails afterwards
+# -- failures after the backup counts
 
 
 def test_a_backup_that_etcd_could_not_be_told_of_counts(etcd: StubEtcd, place: FolderPlace) -> None:
@@ -310,7 +310,7 @@ def test_older_ones_that_cannot_be_removed_are_a_warning(
     assert len(counting(place)) == 2
 
 
-# -- beside others
+# -- backups at the same time, and of other clusters
 
 
 def test_the_newest_stay_and_what_is_not_ours_does(etcd: StubEtcd, place: FolderPlace) -> None:
@@ -329,7 +329,7 @@ def test_the_newest_stay_and_what_is_not_ours_does(etcd: StubEtcd, place: Folder
 def test_backups_of_an_empty_cluster_do_not_push_out_those_of_the_one_before(
     etcd: StubEtcd, place: FolderPlace
 ) -> None:
-    """etcd is wiped, a coordinator begins a new cluster of the same name, and the timer goes on."""
+    """etcd is wiped, a coordinator begins a new cluster of the same name, and the backup timer keeps running."""
     good = [made(etcd, place, keep=2, now=clock(BEGIN + timedelta(hours=hour))) for hour in range(2)]
     unreadable = made(etcd, place, keep=9, now=clock(BEGIN - timedelta(hours=1)))
     (place.folder / unreadable.name.metadata).write_bytes(b"{}")

@@ -1,4 +1,4 @@
-"""The keys are written anew under a fence, whatever is interrupted or comes between."""
+"""Rewriting the keys under a fence, despite interruptions and writes in between."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ME = Restoring(who="ada", since_unix_ms=1, source="a backup")
 
 
 class Interruption(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 class Rig:
-    """An etcd with another cluster in it, and somebody who restores."""
+    """An etcd that holds an old cluster, and the restores that replace it."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -56,7 +56,7 @@ class Rig:
             self.between(self.count, txn)
             return await execute(txn)
 
-        client.execute = watched  # type: ignore[method-assign]  # so that a test comes between
+        client.execute = watched  # type: ignore[method-assign]  # so that a test can act before each transaction
         return Rewriting(client, KEYS, me, sleep=self._sleep)
 
     async def _sleep(self, seconds: float) -> None:
@@ -229,7 +229,7 @@ def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> Non
 
 
 def test_a_plan_that_somebody_overtook_is_not_written() -> None:
-    """Two operators plan; one finishes, and a training goes on; then the other one says yes."""
+    """Two operators plan a restore. The first one finishes, and a job commits. Then the second operator confirms."""
 
     async def work() -> None:
         rig = Rig()
@@ -307,7 +307,7 @@ def test_the_newest_backup_is_remembered_unless_a_newer_one_is() -> None:
 
 
 def test_no_replica_can_begin_a_cluster_in_between() -> None:
-    """A replica creates `P/uid` if neither it nor `P/restoring` is there: at no revision is that so."""
+    """A replica creates `P/uid` if `P/uid` and `P/restoring` are both absent. No revision has both absent."""
 
     async def work() -> None:
         rig = Rig()

@@ -1,4 +1,4 @@
-"""What a search of storage roots finds, and what it says of all that is no checkpoint of Strata's."""
+"""The search of storage roots: the checkpoints it finds, and its messages about everything else below a root."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own(folder: Path, owner: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root of coordinators, with the steps 10 and 20 of job gpt."""
+    """A root owned by coordinators, with the steps 10 and 20 of job gpt."""
     where = tmp_path / "root"
     with CheckpointManager(where / "gpt") as manager:
         for step in (10, 20):
@@ -231,7 +231,7 @@ def test_a_job_without_a_readable_owner_is_never_proven_empty(root: Path, data: 
 
 
 class FoundJob:
-    """Step 20 of gpt as a catalog has it."""
+    """Step 20 of job gpt as the catalog has it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -243,7 +243,9 @@ class FoundJob:
 
 
 def test_a_restored_cluster_is_found_by_its_lineage(root: Path) -> None:
-    own(root / "old", f"{COORDINATED}:{OURS}.77/old")  # as a release before the lineage would have written it
+    own(
+        root / "old", f"{COORDINATED}:{OURS}.77/old"
+    )  # as written by a release that did not record the lineage
     assert survey(storage(root)).jobs == {OURS: ("gpt", "old")}
     assert lineage_of([survey(storage(root))], f"{OURS}.99") == OURS
 

@@ -1,4 +1,4 @@
-"""One replica behind its real gRPC port on loopback, on the store in memory and the machine's clock."""
+"""One replica behind its real gRPC port on loopback, with the store in memory and the machine's clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A replica that serves."""
+    """A serving replica, with its store and its port."""
 
     context: ReplicaContext
     store: MemoryStore
@@ -58,7 +58,7 @@ class Served:
         self.store.execute(Txn(success=(Put(key=key, value=value),)))
 
     def member(self, worker: str, credentials: Credentials, tasks: asyncio.TaskGroup) -> Member:
-        """Return a member that shows `credentials`, read anew for each connection."""
+        """Return a member that presents `credentials`, which it reads anew for each connection."""
 
         @asynccontextmanager
         async def dial(_worker: str, _replica: str) -> AsyncIterator[Link[Down, Up]]:
@@ -73,7 +73,7 @@ class Served:
 
 @asynccontextmanager
 async def served(config: CoordinatorConfig, debts: DebtLimits = DEBTS) -> AsyncIterator[Served]:
-    """Run a replica that leads; `config` listens at a free port."""
+    """Run a replica that leads; `config` must listen at a free port."""
     loop, store, addresses = asyncio.get_running_loop(), MemoryStore(), list[str]()
     owed = list[Debts]()
 
@@ -99,7 +99,7 @@ async def served(config: CoordinatorConfig, debts: DebtLimits = DEBTS) -> AsyncI
     running = asyncio.create_task(replica.run())
     try:
         async with asyncio.timeout(LIMIT_S):
-            while not addresses or not replica.context.is_ready()[0]:  # no event tells of both
+            while not addresses or not replica.context.is_ready()[0]:  # there is no event for both
                 if running.done():
                     running.result()
                 await asyncio.sleep(0.01)

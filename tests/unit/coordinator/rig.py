@@ -1,4 +1,4 @@
-"""One replica's insides on the in-memory store: what the tests of this folder start from."""
+"""The inside of one replica on the in-memory store, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Made = ParamSpec("_Made")
 def in_rig(
     made: Callable[_Made, AbstractAsyncContextManager[_Rig]], *args: _Made.args, **options: _Made.kwargs
 ) -> Callable[[Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]], Callable[_P, None]]:
-    """Make an `async def` test one that runs in virtual time, in a rig of its own: its first argument."""
+    """Make an `async def` test run in virtual time, with a rig of its own as its first argument."""
 
     def decorate(test: Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]) -> Callable[_P, None]:
         async def within(*given: _P.args, **named: _P.kwargs) -> None:
@@ -47,7 +47,7 @@ def in_rig(
 def shown_as(
     test: Callable[..., object], wrapper: Callable[_P, None], *, given: int = 1
 ) -> Callable[_P, None]:
-    """Give `wrapper` the name of `test`, and for pytest the arguments behind the first `given` ones."""
+    """Give `wrapper` the name of `test`, and show pytest the test's arguments after the first `given` ones."""
     functools.update_wrapper(wrapper, test)
     signature = inspect.signature(test)
     parameters = list(signature.parameters.values())[given:]
@@ -56,7 +56,7 @@ def shown_as(
 
 
 async def given_up(work: Coroutine[Any, Any, object], after_s: float) -> None:
-    """Begin this, and have its caller wait no longer after so long."""
+    """Start `work`, and cancel it after `after_s` seconds."""
     task = asyncio.create_task(work)
     await asyncio.sleep(after_s)
     task.cancel()
@@ -68,8 +68,10 @@ def now() -> float:
 
 
 class Scripted(PromptNetwork):
-    """Lets each call that `meets` it, by default an execute, meet the next fate of a list, and each other call, or once
-    the list is at its end, what `fate` says of it; tells watches late by `watch_s`. Remembers the calls.
+    """A network with scripted fates, which records its calls and delays watches by `watch_s`.
+
+    A call that `meets` matches, by default an execute, gets the next fate of `fates`. All other calls, and all calls
+    once the list is used up, get the fate that `fate` returns.
     """
 
     def __init__(
@@ -111,26 +113,26 @@ class Scripted(PromptNetwork):
 
 
 def slow_writes(delay_s: float) -> Scripted:
-    """Return a network on which every write takes its time."""
+    """Return a network on which every write takes `delay_s` seconds."""
     return Scripted(lambda call: Fate(delay_s=delay_s if call.kind == "execute" else 0.0))
 
 
 def writes(call: Call, key: str) -> bool:
-    """Tell whether a call writes a key that ends so."""
+    """Tell whether a call writes a key that ends with `key`."""
     return isinstance(call.argument, Txn) and any(
         isinstance(op, Put) and op.key.endswith(key) for op in call.argument.success
     )
 
 
 class Moment:
-    """The first call that `matches` and takes effect: `act` happens then, before anybody hears of it; once in all."""
+    """The first call that `matches` and takes effect. `act` runs once, before any watch or caller learns of the call."""
 
     def __init__(self, matches: Callable[[Call], bool]) -> None:
         self.matches = matches
         self.came = asyncio.Event()
 
     def network(self, act: Callable[[], object], **options: Any) -> Scripted:
-        """Return a network on which `act` happens at that moment."""
+        """Return a network on which `act` runs at that moment."""
 
         def applied(call: Call) -> None:
             if self.matches(call) and not self.came.is_set():
@@ -141,7 +143,7 @@ class Moment:
 
 
 class Rig:
-    """A store, a client of it, a mirror and an executor, running inside `rig()`."""
+    """A store, a client of it, a mirror and an executor; they run inside `rig()`."""
 
     def __init__(self, store: MemoryStore, client: MemoryClient, network: Scripted) -> None:
         self.store = store
@@ -151,14 +153,14 @@ class Rig:
         self.executor = Executor(client, self.mirror)
 
     def put(self, name: str, value: bytes = b"{}") -> int:
-        """Write below the root as somebody else; return the revision."""
+        """Write below the root as another client; return the revision."""
         return put(self.store, KEYS.root + name, value)
 
     def delete(self, name: str) -> int:
         return self.store.execute(Txn(success=(Delete(key=KEYS.root + name),))).revision
 
     def get(self, name: str) -> bytes | None:
-        """Return what the view holds."""
+        """Return the view's value of a key below the root."""
         kv = self.mirror.view.get(KEYS.root + name)
         return kv.value if kv is not None else None
 
@@ -171,7 +173,7 @@ def put(store: MemoryStore, key: str, value: bytes = b"{}") -> int:
 async def rig(
     store: MemoryStore | None = None, *, network: Network | None = None, name: str = "r1"
 ) -> AsyncIterator[Rig]:
-    """Run a mirror and an executor; yield once the view is there."""
+    """Run a mirror and an executor; yield once the view is complete."""
     store = store or MemoryStore()
     scripted = Scripted()
     made = Rig(store, store.client(name, network=network or scripted), scripted)
@@ -184,7 +186,7 @@ async def rig(
 
 
 class Forgetful(MemoryStore):
-    """A store that can forget to tell its watches of what is written."""
+    """A store that can withhold its writes from its watches."""
 
     forgets = False
 

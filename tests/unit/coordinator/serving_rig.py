@@ -1,4 +1,4 @@
-"""Three whole replicas, joined by links in memory, and members that say what a test tells them."""
+"""Three whole replicas, joined by links in memory, and members that send the messages of a test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LIMIT_S = 120.0
 
 
 class Idle:
-    """A `Serving` that serves nobody, and notes what was asked of it."""
+    """A `Serving` that serves no member, and records the calls to it."""
 
     def __init__(self, context: ReplicaContext, address: str) -> None:
         self.context = context
@@ -84,19 +84,19 @@ class Node(MemoryReplica):
         await not_none(self.task)
 
     async def see(self, what: Callable[[View], bool]) -> None:
-        """Return once the view of this replica shows it."""
+        """Return once the view of this replica satisfies `what`."""
         async with asyncio.timeout(LIMIT_S):
             await self.context.mirror.wait_until(what)
 
     async def settle(self, decide: Callable[[JobView], Decision], **options: Any) -> None:
-        """Carry out what this decides on the job."""
+        """Execute the decision of `decide` on the job."""
         await self.context.executor.settle(lambda view: decide(JobView(view, JOB)), **options)
 
 
 class Cluster:
-    """Replicas on one store, and the members of one job of `members` members.
+    """Replicas on one store, and one job with `members` members.
 
-    Those of an `idle` cluster serve nobody: members are only keys there (`register`, `leave`).
+    Replicas of an `idle` cluster serve no member: there, members are only keys (`register`, `leave`).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Cluster:
         return node
 
     async def start(self, *names: str, network: Network | None = None) -> Node:
-        """Start replicas, and return the last one once every replica serves."""
+        """Start replicas; return the last of them once every replica serves."""
         nodes = [self.add(name, network=network) for name in names]
         await self.ready()
         return nodes[-1]
@@ -142,7 +142,7 @@ class Cluster:
         return [node for node in self.nodes.values() if node.alive]
 
     async def ready(self) -> None:
-        """Return once every replica serves, and every one knows every other one as ready."""
+        """Return once every replica serves, and counts every other one as ready."""
         everybody = {node.context.instance for node in self.alive}
         async with asyncio.timeout(LIMIT_S):
             for node in self.alive:
@@ -151,7 +151,7 @@ class Cluster:
                     await asyncio.sleep(0.05)
 
     async def leader(self) -> Node:
-        """Return who leads, once somebody does."""
+        """Return the leader, once there is one."""
         while not (leading := [node for node in self.alive if node.leads]):  # noqa: ASYNC110  # virtual
             await asyncio.sleep(0.01)
         return leading[0]
@@ -170,7 +170,7 @@ class Cluster:
         await node.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
     async def generation(self, node: Node, number: int) -> JobView:
-        """Return the job once `node` sees that generation."""
+        """Return the job once `node` sees that generation, which must be its newest."""
         job = JobView(node.view, JOB)
 
         def there(_view: View) -> bool:
@@ -194,7 +194,7 @@ class Cluster:
         return self.board.dial(f"client-{worker}", replica)
 
     async def world(self, *where: str, slots: int = 1) -> list[Member]:
-        """Return one member at each of these replicas, in the order of their ranks, in a world."""
+        """Return one member at each of these replicas, in a world, in the order of their ranks."""
         made = [
             await self.member(f"w{number}", slots=slots).connect(replica)
             for number, replica in enumerate(where)
@@ -205,7 +205,7 @@ class Cluster:
         return sorted(made, key=lambda member: places[member.worker])
 
     def worker(self, name: str) -> Entry[Worker] | None:
-        """Return a worker key as the store has it."""
+        """Return a worker's entry as the store has it."""
         now = self.store.read(read_prefix(KEYS.root))
         view = View()
         view.reset(now.revision, now.kvs)
@@ -221,7 +221,7 @@ class Cluster:
         self[name].kill()
 
     def cut_off(self, name: str) -> None:
-        """Let a replica reach no etcd."""
+        """Cut a replica off from etcd."""
         self[name].client.partition()
 
     def partition(self, one: str, other: str) -> None:
@@ -243,7 +243,7 @@ class Cluster:
 def in_cluster(
     make: Callable[..., Any], *args: Any, replicas: int = 3, **options: Any
 ) -> Callable[[Callable[Concatenate[Cluster, Any, _P], Coroutine[Any, Any, None]]], Callable[_P, None]]:
-    """Make an `async def` test one that is given a `cluster`, and what `make` makes of it."""
+    """Make an `async def` test that gets a `cluster` and the result of `make` on it."""
 
     def decorate(
         test: Callable[Concatenate[Cluster, Any, _P], Coroutine[Any, Any, None]],
@@ -264,7 +264,7 @@ in_world = partial(in_cluster, Cluster.world)
 
 @asynccontextmanager
 async def cluster(replicas: int = 3, **options: Any) -> AsyncIterator[Cluster]:
-    """Run replicas; at the end the keyspace must make sense and views must equal the store."""
+    """Run replicas; at the end the keyspace must be consistent and every view must equal the store."""
     async with asyncio.TaskGroup() as tasks:
         made = Cluster(tasks, **options)
         for number in range(1, replicas + 1):

@@ -1,4 +1,4 @@
-"""What a cluster in which nothing happens asks of etcd. Renewals are no writes: they wait for no disk."""
+"""The etcd requests of a cluster at rest. Renewals are no writes: they wait for no disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_three_replicas_and_a_hundred_idle_members_write_next_to_nothing(c
     written = sum(calls[kind] for kind in ("execute", "grant", "revoke", "compact"))
     assert written <= WRITES_A_MINUTE * MINUTES / 10, calls
     assert 4 * 55 * MINUTES < calls["keep_alive"] < 4 * 65 * MINUTES
-    # The leader looks once a second, beside its renewal, whether its own key is still there (PROTOCOLS 4.3), and each
-    # replica every two seconds whether etcd is the one it was (9.1).
+    # The leader reads its own key once a second, beside its renewal (PROTOCOLS 4.3). Each replica checks every two
+    # seconds that etcd is still the same cluster (9.1).
     assert calls["read"] < (75 + 3 * 31) * MINUTES, calls
     assert not any(member.over.is_set() for member in members)

@@ -1,4 +1,4 @@
-"""A replica that lost etcd and all peers, but not its members: these find another by themselves (5.5)."""
+"""A replica that lost etcd and all peers but not its members: the members find another by themselves (5.5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 
 
 class RankObserver:
-    """An observer that notes where the session is served, and how often it was lost."""
+    """An observer that records which replicas served the session, and each loss of it."""
 
     def __init__(self) -> None:
         self.replicas: list[str] = []
@@ -42,7 +42,7 @@ class RankObserver:
 async def session(
     c: Cluster, worker: str, seed: int, jobs: list[asyncio.Task[None]]
 ) -> tuple[MemberSession, RankObserver]:
-    """Have a member as the library makes it, with all three endpoints."""
+    """Return a member's session as the library makes it, with all three endpoints, and its observer."""
     watcher = RankObserver()
     made = MemberSession(
         parse_endpoints("r1,r2,r3"),
@@ -110,7 +110,7 @@ async def test_members_of_a_replica_that_lost_etcd_and_its_peers_go_to_another_i
 @pytest.mark.parametrize("links", [True, False])
 @in_rig(cluster)
 async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost(c: Cluster, links: bool) -> None:
-    """Nor when the replicas have no `links` to each other either."""
+    """This holds with and without `links` between the replicas."""
     jobs: list[asyncio.Task[None]] = []
     members, nodes = await world(c, jobs), c.all
     pairs = () if links else (("r1", "r2"), ("r1", "r3"), ("r2", "r3"))

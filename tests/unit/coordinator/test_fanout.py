@@ -1,4 +1,4 @@
-"""What one batch of changes means to the parts of a replica, whoever wrote it."""
+"""How each part of a replica treats a batch of changes, whichever client wrote it."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ async def test_a_key_written_by_hand_ends_no_replica(c: Cluster, name: str) -> N
     mine = c.store.execute(Txn(success=(Put(key=JOB.root + "x", value=b"{}"),))).revision
     await c["r1"].context.mirror.at_least(mine)
     assert not not_none(c["r1"].task).done()
-    c.store.execute(Txn(success=(delete_prefix(JOB.root),)))  # what made no sense
+    c.store.execute(Txn(success=(delete_prefix(JOB.root),)))  # remove the malformed key

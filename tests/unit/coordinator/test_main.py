@@ -1,4 +1,4 @@
-"""The name a replica goes by, and its first word."""
+"""The name of a replica, and its first log line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_a_name_is_a_mistake_of_the_configuration(config: Coordin
 def test_a_signal_right_behind_its_first_word_ends_it_in_good_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Found in CI: the word came before anything listened to signals, and it died of this one."""
+    """In CI, the log line came before the signal handlers were installed, and SIGTERM killed the replica."""
     said: list[str] = []
     missed: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Replicas together: one leads, members become worlds, and the next leader goes on."""
+"""Several replicas: one leads, members become worlds, and the next leader continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.core.rig import release
 
 
 async def ready(nodes: list[Node]) -> None:
-    while not all(n.replica.is_ready()[0] for n in nodes):  # noqa: ASYNC110  # it has no event
+    while not all(n.replica.is_ready()[0] for n in nodes):  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0.01)
 
 
@@ -158,7 +158,7 @@ async def test_a_name_that_another_replica_holds_is_an_error(f: Cluster) -> None
     assert f.all[0].replica.is_ready()[0]
 
 
-# -- what ends or does not end a replica ------------------------------------------------------
+# -- errors that end a replica, and errors that do not ----------------------------------------
 
 
 @in_rig(cluster, 0, idle=True)
@@ -264,13 +264,13 @@ def test_leaders_that_come_and_go_leave_one_world(seed: int) -> None:
     scenario()
 
 
-# -- the leader's clock over notices: what nobody heeds ends a while after its grace, under any leader
+# -- the leader's timer for notices: a notice that ranks ignore ends a while after its grace, under any leader
 
 GRACE_S = 5.0
 
 
 async def preempted(replicas: Cluster, node: Node) -> float:
-    """Let two members train and be asked to leave, which they never do; return when they were asked."""
+    """Let two members train and get a notice, which they ignore; return the time of the notice."""
     for worker in ("w0", "w1"):
         await replicas.register(node, worker, min_workers=2, max_workers=2)
     await replicas.generation(node, 1)

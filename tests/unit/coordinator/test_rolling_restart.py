@@ -1,4 +1,4 @@
-"""Replicas stopped and started in turn, under load: no barrier fails, and no generation ends."""
+"""Replicas stop and start in turn, under load: no barrier fails, and no generation ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBERS = 6
 
 
 class Load:
-    """Members that meet again and again, and go where a replica that stops sends them."""
+    """Members that meet again and again, and reconnect where a stopping replica sends them."""
 
     def __init__(self, c: Cluster, members: list[Member]) -> None:
         self.members = members

@@ -1,4 +1,4 @@
-"""What systemd is told of a replica, and when."""
+"""The messages of a replica to systemd, and their times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.testing.virtual_time import in_virtual_time
 
 
 class Systemd:
-    """The other end of $NOTIFY_SOCKET, in the abstract namespace."""
+    """The receiving end of $NOTIFY_SOCKET, in the abstract namespace."""
 
     def __init__(self) -> None:
         self.address = f"@strata-{uuid.uuid4().hex}"
@@ -22,7 +22,7 @@ class Systemd:
         self._socket.bind("\0" + self.address[1:])
 
     def heard(self) -> list[str]:
-        """The assignments since the last call, in order."""
+        """Return the assignments received since the last call, in order."""
         found: list[str] = []
         while True:
             try:

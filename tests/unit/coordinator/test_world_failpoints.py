@@ -1,7 +1,7 @@
 """The leader dies in the middle of a world change, at every transaction boundary, in three ways.
 
-Whatever it had written, and whatever of it arrives later, its successor ends up with the one world that
-was due: no generation twice, none left out, the keyspace sound at every revision on the way.
+Whatever the leader had written, and whichever of its writes arrive later, its successor completes exactly the world
+that was due: no generation repeats or is left out, and the keyspace is consistent at every revision.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ MEMBERS = 5
 
 
 class Failpoint(PromptNetwork):
-    """Kills its replica at the `at`-th write to the job that it makes as leader, once armed.
+    """Once armed, kill the replica at its `at`-th write to the job as leader.
 
-    unsent: before it leaves. unanswered: when it has taken effect. late: when it leaves, and it takes
-    effect `LATE_S` later.
+    Modes:
+    unsent: it dies before the request leaves.
+    unanswered: it dies once the write has taken effect.
+    late: it dies when the request leaves; the write takes effect `LATE_S` seconds later.
     """
 
     def __init__(self, mode: str) -> None:
@@ -87,7 +89,7 @@ class Failpoint(PromptNetwork):
             self._kill(cut=True)
 
     def _kill(self, *, cut: bool) -> None:
-        """End the replica as SIGKILL would; what is on its way arrives unless `cut`."""
+        """End the replica as SIGKILL would; requests under way still arrive unless `cut`."""
         self.fired = True
         assert self._node is not None
         assert self._node.task is not None
@@ -107,7 +109,7 @@ def _is_world_change(call: Call) -> bool:
 
 @dataclass
 class RankObserver:
-    """Looks at every revision: the keyspace is sound, and heads follow one another."""
+    """Check at every revision that the keyspace is consistent and that each head follows the one before."""
 
     store: MemoryStore
     view: View = field(default_factory=View)
@@ -126,7 +128,7 @@ class RankObserver:
 
 
 class Play:
-    """Three replicas, of which one leads and is to die; five members, served by one that stays."""
+    """Three replicas, of which the leader is to die, and five members that a surviving replica serves."""
 
     def __init__(self, replicas: Cluster, leader: Node, survivor: Node) -> None:
         self.fleet = replicas
@@ -150,7 +152,7 @@ class Play:
         )
 
     async def stop(self, action: StopAction, *workers: str) -> None:
-        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))  # or they would not be waited for
+        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))  # or the leader would wait for no rank at a stop
         request = StopRequest(action=action, reason="asked", workers=tuple(map(WorkerId, workers)))
         await self.settle(lambda job: decide_stop(job, request))
 
@@ -158,7 +160,7 @@ class Play:
         await self.fleet.leave(self.survivor, worker)
 
     def save(self) -> None:
-        """Let step 20 be committed, and step 30 be open with nobody's ack."""
+        """Let step 20 be committed, and step 30 be open without any ack."""
         for step, state in ((20, CheckpointState.COMMITTED), (30, CheckpointState.OPEN)):
             record = CheckpointRecord(
                 attempt=AttemptId(f"a{step}"),
@@ -179,7 +181,7 @@ class Play:
 
 @dataclass(frozen=True)
 class Change:
-    """What makes the world change, once everything before it is as it shall be; and how that ends."""
+    """A world change: its trigger, the state that must hold before it, and the expected state after it."""
 
     trigger: Callable[[Play], Awaitable[None]]
     members: int
@@ -250,7 +252,7 @@ CHANGES = {
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two members a chunk, and transactions of about one: worlds of several transactions."""
+    """Limit chunks to two members and transactions to about one chunk, so that a world needs several transactions."""
     monkeypatch.setattr(chunks, "MAX_CHUNK_MEMBERS", 2)
     monkeypatch.setattr(chunks, "MAX_BYTES", 250)
 
@@ -266,7 +268,7 @@ def test_a_leader_that_dies_in_a_world_change_leaves_one_world(name: str, mode: 
 
 
 def _dies(change: Change, mode: str, at: int) -> bool:
-    """Kill the leader at its `at`-th write of this change; tell whether there was one."""
+    """Kill the leader at its `at`-th write of this change; tell whether it made that many."""
     fired = False
 
     @in_virtual_time()
@@ -285,7 +287,7 @@ def _dies(change: Change, mode: str, at: int) -> bool:
             points[leader.name].arm(leader, at)
             await change.trigger(play)
             await _until(play, partial(_met, change))
-            await asyncio.sleep(LATE_S + 5)  # what was late has arrived, and everybody has seen it
+            await asyncio.sleep(LATE_S + 5)  # the late write has arrived, and every replica has seen it
             assert watcher.wrong == []
             assert _met(change, play.job)
             fired = points[leader.name].fired
@@ -311,7 +313,7 @@ async def _begin(play: Play, change: Change) -> None:
         await _until(play, lambda job: job.world() is not None)
     if change.before is not None:
         await change.before(play)
-    await asyncio.sleep(0 if change.first < MEMBERS else 3)  # whatever is to settle has settled
+    await asyncio.sleep(0 if change.first < MEMBERS else 3)  # until the world has settled
 
 
 async def _until(play: Play, met: Callable[[JobView], bool]) -> None:

@@ -1,4 +1,4 @@
-"""A member without a session, as the tests of this folder speak for one."""
+"""A member without a session, as the tests of this folder play one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.unit.coordinator.serving_rig import Cluster
 
 
 class Client:
-    """A client in any language: unary calls, to whichever replica it is told."""
+    """A client in any language: it makes unary calls, each to the replica that a test names."""
 
     def __init__(self, c: Cluster, worker: str, boot: str = "") -> None:
         self.c = c
@@ -60,7 +60,7 @@ class Client:
 
 
 async def registered(c: Cluster, worker: str, replica: str) -> Client:
-    """Return a client whose worker that replica has registered."""
+    """Return a client whose worker is registered at that replica."""
     client = Client(c, worker)
     await client.register(replica)
     return client

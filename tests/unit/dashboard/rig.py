@@ -1,4 +1,4 @@
-"""A replica to look at: a real view, board and barrier book, filled by hand."""
+"""A replica for tests of the dashboard: a real view, board and barrier book, filled by hand."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ EPOCH = 3
 
 
 def anybody() -> HttpAuthorizer:
-    """Return the authorizer of a coordinator that asks nobody who they are."""
+    """Return the authorizer of a coordinator without authentication."""
     return HttpAuthorizer(CoordinatorConfig(), now=lambda: dt.datetime.now(dt.UTC))
 
 
 class Shown:
-    """A `Source` with its soft state."""
+    """A `Source` with the state that a replica keeps in memory."""
 
     def __init__(self) -> None:
         self.replica, self.instance = ReplicaId("r1"), InstanceId("instance-1")
@@ -101,7 +101,7 @@ class Shown:
     # -- filling it
 
     def put(self, key: str, record: Any) -> None:
-        """Write a record, as the watch would tell it."""
+        """Write a record, as an event of the watch does."""
         old = self.view.get(key)
         revision = self.view.revision + 1
         kv = KeyValue(
@@ -120,13 +120,13 @@ class Shown:
         self.save_times.take(batch)
 
     def remove(self, key: str) -> None:
-        """Delete a key, as the watch would tell it."""
+        """Delete a key, as an event of the watch does."""
         revision = self.view.revision + 1
         gone = KeyValue(key=key, value=b"", create_revision=0, mod_revision=revision, version=0)
         self._take(WatchBatch(revision=revision, events=(Event(kv=gone, deleted=True),)))
 
     def sample(self) -> None:
-        """Record a second of charts."""
+        """Record one second of the charts."""
         self.charts.sample(self.board, asyncio.get_running_loop().time())
 
     def world(self, name: str) -> World:
@@ -135,7 +135,7 @@ class Shown:
         return found
 
     def lead(self) -> None:
-        """Register this replica and let it lead."""
+        """Register this replica and make it the leader."""
         self.put(
             KEYS.replica(self.replica),
             records.Replica(instance=self.instance, address="h1:50051", http_address="h1:8080"),
@@ -173,7 +173,7 @@ class Shown:
         self.put(keys.head, head)
 
     def say(self, name: str, rank: int, step: int, phase: str) -> None:
-        """Let a rank of generation 1 say where it is."""
+        """Report the step and phase of a rank of generation 1."""
         said = RankProgress(rank=rank, step=step, phase=phase, age_ms=200)
         self.board.note(name, 1, [said], own=True)
 
@@ -211,7 +211,7 @@ class Shown:
             ),
         )
 
-    # -- a `Source`
+    # -- the methods of a `Source`
 
     def is_healthy(self) -> tuple[bool, str]:
         return True, ""

@@ -1,4 +1,4 @@
-"""The HTTP API: what each path answers, to whom, and what an operator may do."""
+"""The HTTP API: the answer of each path, authorization, and the actions of an operator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def app_of(shown: Shown) -> ASGIApp:
 
 @pytest.fixture
 async def shown() -> Shown:
-    """A job of two members and four ranks, of which rank 3 said nothing."""
+    """A job of two members and four ranks; rank 3 has reported nothing."""
     made = Shown()
     made.lead()
     made.job("gpt", members=2, slots=2)
@@ -238,7 +238,7 @@ async def test_jobs_come_in_pages_filtered_and_running_ones_first(shown: Shown) 
     assert (await ask(app_of(shown), "/api/v1/jobs?phase=waiting")).json["total"] == 250
 
 
-# -- actions
+# -- actions of an operator
 
 MARK = {"X-Strata-Action": "1"}
 
@@ -299,7 +299,7 @@ async def test_what_an_action_does_not_keep_is_refused_rather_than_dropped(shown
 async def test_a_deletion_that_leaves_no_record_is_done(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork has no bytes of its own: its record goes at once (PROTOCOLS 8.6)."""
+    """A fork has no bytes of its own, so its record is deleted at once (PROTOCOLS 8.6)."""
 
     async def delete(_name: str, _request: Any, _identity: Any) -> None:
         shown.remove(KEYS.job("gpt").checkpoint(7, 1))
@@ -340,11 +340,11 @@ async def test_an_action_that_is_not_one_is_refused(shown: Shown) -> None:
     assert (refused.code, refused.json["error"]) == (409, "it is open")
 
 
-# -- who may
+# -- authorization
 
 
 def authorized(tmp_path: Path, listen: str) -> tuple[HttpAuthorizer, dict[str, str]]:
-    """Return the authorizer of a coordinator that takes tokens, and the tokens by name."""
+    """Return the authorizer of a coordinator that accepts tokens, and the tokens by name."""
     accepted = tmp_path / "accepted.json"
     tokens = {
         name: TokenFile(accepted).add(role=role, id=name, jobs=jobs, now=now(), days=None)[1]

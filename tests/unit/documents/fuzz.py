@@ -1,7 +1,8 @@
-"""Hostile documents for so many seconds: `python -m tests.unit.documents.fuzz TARGET SECONDS FIRST_SEED FOLDER`.
+"""Fuzz the readers of documents: `python -m tests.unit.documents.fuzz TARGET SECONDS FIRST_SEED FOLDER`.
 
-A process of its own, so that its memory is that of what it reads. It ends with 0 and says what it did, as JSON; or with
-a traceback, and the example that was the reason: an error that is no `StrataError`, a call above 5 s, or 300 MB.
+The search is a process of its own, so that its memory is that of the readers. On success it exits with 0 and prints a
+summary as JSON. It ends with a traceback and the example if a call raises anything but `StrataError` or takes above
+5 s, or if the process takes more than `MAX_RSS_BYTES`.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ from tests.unit.documents import hostile
 
 MAX_CALL_S = 5.0
 MAX_RSS_BYTES = 400 << 20
-"""The imports take 75 MB, the largest document that is read at all, and what it is parsed into, 220 to 235 MB, by where the
-allocator puts it."""
+"""The imports take 75 MB. The largest document within the limits, with its parsed values, takes 220 to 235 MB, depending
+on the allocator."""
 EXAMPLES = 20
 
 NEWEST = "step-000000000030-*"
 
 
 class Judge:
-    """Makes calls, and remembers the slowest."""
+    """Makes calls, and records the slowest one."""
 
     def __init__(self) -> None:
         self.calls = self.refused = 0
@@ -72,11 +73,11 @@ class Judge:
             found = work()
         except StrataError as error:
             self.refused += 1
-            found = StrataError(error.message)  # the one raised holds the document
+            found = StrataError(error.message)  # the original error refers to the document
         took_s, took_cpu_s = time.monotonic() - began, time.process_time() - began_cpu
         if took_cpu_s > self.slowest_s:
             self.slowest_s, self.slowest = took_cpu_s, what
-        # beside others on a busy machine a call takes longer; one that waits for something takes no processor
+        # CPU time is the limit, because a busy machine stretches wall time; wall time catches a call that waits
         assert took_cpu_s < MAX_CALL_S, f"{what} took {took_cpu_s:.1f} s"
         assert took_s < 5 * MAX_CALL_S, f"{what} took {took_s:.1f} s"
         return found
@@ -97,7 +98,7 @@ def _save_three(root: Path, *, with_rng: bool) -> None:
 
 
 def of_root(judge: Judge, folder: Path) -> Round:
-    """A root of three checkpoints whose newest is hostile: it is restored from, verified, listed and saved into."""
+    """Restore from, verify, list and save into a root of three checkpoints whose newest is hostile."""
     for whole, with_rng in ((folder / "whole", False), (folder / "with-rng", True)):
         _save_three(whole, with_rng=with_rng)
     root = folder / "root"
@@ -160,7 +161,7 @@ def of_root(judge: Judge, folder: Path) -> Round:
 
 
 def of_manifests(judge: Judge, folder: Path) -> Round:
-    """Each kind of document by itself, also as large as one may be."""
+    """Read each kind of document by itself, up to the largest allowed size."""
     whole = folder / "whole"
     with CheckpointManager(whole) as manager:
         manager.save_state(
@@ -190,7 +191,7 @@ def of_manifests(judge: Judge, folder: Path) -> Round:
 
 
 def of_headers(judge: Judge, folder: Path) -> Round:
-    """Images, and files of safetensors that are imported, whose header is hostile."""
+    """Read images, and import safetensors files, whose header is hostile."""
     good = as_safetensors({"w": np.ones((3, 4)), "v": np.zeros(5)}, {"strata": "{}"})
     size = int.from_bytes(good[:8], "little")
     header = json.loads(good[8 : 8 + size])
@@ -253,7 +254,7 @@ TABLES = {
 
 @st.composite
 def toml_texts(draw: st.DrawFn) -> str:
-    """`strata.toml` as somebody else may have written it, before `hostile.to_toml`."""
+    """A hostile `strata.toml`, as input of `hostile.to_toml`."""
     value = st.one_of(
         st.sampled_from(range(len(hostile.TOML))).map("@@{}@@".format),
         st.integers().map(str),
@@ -274,7 +275,7 @@ def toml_texts(draw: st.DrawFn) -> str:
 
 
 def of_settings(judge: Judge, folder: Path) -> Round:
-    """The file of settings, the environment, and the files that settings name."""
+    """Read a hostile `strata.toml`, environment, and files that settings refer to."""
     configs: tuple[Any, ...] = (RunConfig, CoordinatorConfig, TrainingConfig, ClientConfig, Credentials)
     path, secret = folder / "strata.toml", folder / "secret"
 
@@ -321,7 +322,7 @@ def of_settings(judge: Judge, folder: Path) -> Round:
 
 
 def of_endpoints(judge: Judge, folder: Path) -> Round:
-    """What names hosts, ports, folders and buckets."""
+    """Parse hostile endpoints, addresses and storage URIs."""
     parts = st.sampled_from(
         ["http://", "https://", "unix:", "s3://", "file://", "grpc://", "[", "]", "::1", ":", "@", "user:secret@", "/",
          "host", "127.0.0.1", ",", "%", "%00", "\0", "9" * 5000, "50051", "..", "a." * 5000, "~nobody-at-all", "?",
@@ -354,7 +355,7 @@ TARGETS: dict[str, Callable[[Judge, Path], Round]] = {
 
 
 def most_rss_bytes() -> int:
-    """Return the most memory that this program has had; `ru_maxrss` counts that of the process that started it, too."""
+    """Return this program's peak memory. `ru_maxrss` would include that of the process that started it."""
     (line,) = (
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )
@@ -362,7 +363,7 @@ def most_rss_bytes() -> int:
 
 
 def search(target: str, seconds: float, first: int, folder: Path) -> dict[str, Any]:
-    """Search until the time is over; return what was done."""
+    """Search for `seconds`; return a summary."""
     end = time.monotonic() + seconds
     judge = Judge()
     turn = TARGETS[target](judge, folder)

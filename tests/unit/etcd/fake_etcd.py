@@ -1,5 +1,6 @@
-"""A server that speaks etcd's API and does what a test tells it: for answers no real etcd gives on
-demand. What real etcd does is tested in tests/integration.
+"""A server with etcd's API whose answers a test chooses, for answers that no real etcd gives on demand.
+
+The behaviour of a real etcd is tested in tests/integration.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from strata.etcdapi import (
 )
 
 LIMIT_S = 10.0
-"""How long a test waits for what must come."""
+"""The longest wait of a test for an expected message."""
 
 Reply = Callable[[Any, Any], Awaitable[Any]]
 
@@ -35,7 +36,7 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 
 
 class Session:
-    """One stream that a client opened: read its requests, send answers, end it."""
+    """One stream that a client opened. A test reads its requests, sends answers, and ends it."""
 
     def __init__(self, metadata: dict[str, str]) -> None:
         self.metadata = metadata
@@ -89,7 +90,7 @@ class FakeEtcd:
         self._serve("Cluster", MemberList=cluster_pb2.MemberListRequest)
         self._serve("Auth", Authenticate=auth_pb2.AuthenticateRequest)
         self.snapshot: Callable[[Any], AsyncIterator[bytes]] | None = None
-        """What a snapshot is; it is called with the call's context."""
+        """Yields the pieces of a snapshot; it is called with the call's context."""
         self._serve_snapshot()
         self._serve_stream("Watch", "Watch", watch_pb2.WatchRequest, self.watches)
         self._serve_stream("Lease", "LeaseKeepAlive", lease_pb2.LeaseKeepAliveRequest, self.renewals)
@@ -177,7 +178,7 @@ class FakeEtcd:
                 return auth_pb2.AuthenticateResponse(header=header, token=token)
 
     async def next_watch(self) -> tuple[Session, watch_pb2.WatchCreateRequest]:
-        """Return the next watch that a client opens, confirmed."""
+        """Return the next watch that a client opens, after confirming its creation."""
         session: Session = await soon(self.watches.get())
         create = (await session.request()).create_request
         session.send(watch_pb2.WatchResponse(header=self.header(), created=True))
@@ -206,7 +207,7 @@ class FakeEtcd:
 
 
 def failing(code: grpc.StatusCode, text: str, *, times: int = 1 << 30) -> Reply:
-    """A reply that fails so often, and then answers."""
+    """Return a reply that fails `times` times, and then answers."""
     left = [times]
 
     async def reply(_request: Any, context: Any) -> Any:
@@ -218,12 +219,12 @@ def failing(code: grpc.StatusCode, text: str, *, times: int = 1 << 30) -> Reply:
 
 
 def quick(**changes: float) -> Timing:
-    """Times for tests: pauses are skipped, the ring starts at the first endpoint."""
+    """Return a `Timing` for tests: it skips pauses and starts at the first endpoint."""
 
     async def sleep(_seconds: float) -> None:
         await asyncio.sleep(0)
 
-    return replace(Timing(request_s=2.0, sleep=sleep, chance=lambda: 0.0), **changes)  # type: ignore[arg-type]  # only times
+    return replace(Timing(request_s=2.0, sleep=sleep, chance=lambda: 0.0), **changes)  # type: ignore[arg-type]  # all fields are floats
 
 
 def _to_bytes(message: Any) -> bytes:
@@ -235,7 +236,7 @@ def _to_bytes(message: Any) -> bytes:
 async def store_on(
     *members: FakeEtcd, timing: Timing | None = None, user: str | None = None
 ) -> AsyncIterator[EtcdStore]:
-    """A store whose current endpoint is the first member, connected to all of them."""
+    """A store that is connected to all members, and whose current endpoint is the first one."""
     endpoints = [member.address for member in members]
     password = None if user is None else "p"
     store = await EtcdStore.connect(endpoints, timing=timing or quick(), user=user, password=password)
@@ -244,7 +245,7 @@ async def store_on(
             async with asyncio.timeout(LIMIT_S):
                 for endpoint in connection.endpoints:
                     await endpoint.channel.channel_ready()
-            # the first to connect took the first calls
+            # the member that connected first took the first calls
             for endpoint in connection.endpoints:
                 endpoint.health.blamed_at = float("-inf")
             connection._choose()

@@ -1,4 +1,4 @@
-"""Which member takes a call, and what is sent how often."""
+"""The choice of the member for a call, and the retries of calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def other() -> AsyncIterator[FakeEtcd]:
 
 
 async def gone(store: EtcdStore, index: int = 0) -> None:
-    """Return once the client's transport has noticed that this endpoint's server ended."""
+    """Return once the client's transport has noticed the end of this endpoint's server."""
     endpoint = store._connection.endpoints[index]
     while endpoint.ready:
         await soon(endpoint.channel.wait_for_state_change(grpc.ChannelConnectivity.READY))

@@ -1,4 +1,4 @@
-"""What a watch makes of answers that real etcd gives only in trouble."""
+"""A watch, and the answers that a real etcd gives only when something fails."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_break_resumes_elsewhere_without_gap_or_duplicate(
 
 
 async def leave_by(error: type[Exception] | None, store: EtcdStore, one: FakeEtcd) -> None:
-    """Read one revision, then leave the watch: by `error`, or by a deadline that ends a reading."""
+    """Read one revision, then leave the watch: by raising `error`, or by a deadline that cancels a read."""
     async with store.watch("k", "l", start_revision=5) as watch, asyncio.timeout(None) as scope:
         reading = asyncio.ensure_future(anext(watch))
         session, _ = await one.next_watch()

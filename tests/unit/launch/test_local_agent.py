@@ -1,4 +1,4 @@
-"""The supervisor against a fake session, with tiny real commands."""
+"""The local agent with a fake session, and tiny real commands as ranks."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
 @pytest.mark.parametrize("when", ["before any world", "at the barrier"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGTERM, 75)])
 async def test_a_signal_is_obeyed_while_waiting(when: str, number: int, status: int) -> None:
-    """Who is preempted before anything ran here is to be requeued, whatever would have run."""
+    """A member that is preempted before its ranks started is requeued, whatever its command is."""
     async with stage("true") as it:
         if when == "at the barrier":
             it.local_agent.on_world(update(1))
@@ -308,7 +308,7 @@ def test_exit_status_is_what_a_shell_would_say() -> None:
 
 @pytest.mark.parametrize("forming", [False, True], ids=["a standby", "no world yet"])
 async def test_a_member_without_ranks_whose_device_has_failed_leaves(forming: bool) -> None:
-    """It cannot be drained, and would be given a place once another member is lost."""
+    """A member without ranks cannot be drained, and would get ranks once another member is lost."""
     async with stage(*FOREVER) as it:
         world = update(1, first_rank=None)
         world.world.forming = forming

@@ -1,4 +1,4 @@
-"""What a supervisor does when its generation is asked to stop, or when a signal asks it to."""
+"""The local agent on a stop notice for its generation, and on a signal."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.unit.launch.stage import FOREVER, Exit, Stage, shell, stage, update
 
 TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 FINISHING = shell("read _ < $FIFO; exit 0")
-"""Ends with 0 once the test lets it: its training is done."""
+"""A rank that ends with 0, as a finished training does, once the test writes to the FIFO."""
 OBEDIENT = shell("trap 'exit 143' TERM; read _ < $FIFO; exit 75")
-"""Ends with 75 once the test lets it, as a rank does that has saved; with 143 after SIGTERM."""
+"""A rank that ends with 75, as after its last save, once the test writes to the FIFO; with 143 after SIGTERM."""
 
 
 def notice(
@@ -53,7 +53,7 @@ def notice(
 
 @pytest.fixture
 def stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that lets the obedient rank end."""
+    """A function that lets the obedient rank end."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     monkeypatch.setenv("FIFO", str(fifo))
@@ -65,7 +65,7 @@ def stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def told(it: Stage, **more: Any) -> None:
-    """Have the ranks of generation 1 run, heed notices, and be asked."""
+    """Run the ranks of generation 1, let them support graceful stop, and deliver a stop notice."""
     await it.enter(update(1))
     it.local_agent.rank_supports_graceful_stop(0, 1)
     it.local_agent.on_world(update(1, revision=101, notice=notice(**more)))
@@ -102,7 +102,7 @@ async def test_a_signal_while_ranks_wait_for_the_next_world_is_heard() -> None:
 
 
 async def test_ranks_that_leave_end_by_themselves_though_the_next_world_is_there(stopped: Any) -> None:
-    """It follows as soon as their step is saved."""
+    """The next world is formed as soon as the last step of the ranks is saved."""
     async with stage(*OBEDIENT) as it:
         await told(it)
         await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
             looks.set()
             return await after_all(*given)
 
-        it.local_agent._done_after_all = looked  # type: ignore[method-assign, assignment]  # to know that it waits
+        it.local_agent._done_after_all = looked  # type: ignore[method-assign, assignment]  # to see that it waits
         await stopped()
         await looks.wait()
         it.local_agent.request_stop(TERM)
@@ -265,7 +265,7 @@ async def test_a_rank_that_is_about_to_say_that_it_supports_graceful_stop_is_wai
 
 
 async def test_a_notice_that_the_ranks_asked_for_themselves_counts() -> None:
-    """They got the signal handed on, and could reach a coordinator when this member could not."""
+    """The agent passed the signal on to its ranks, and they reached a coordinator when the agent could not."""
     async with stage(*shell("trap 'exit 75' TERM; while :; do sleep 0.1; done")) as it:
         _, answer = await signalled(it, TERM)
         it.local_agent.on_world(update(1, revision=101, notice=notice()))
@@ -323,7 +323,7 @@ async def test_without_a_notice_the_signal_is_handed_on() -> None:
 
 
 async def test_an_end_that_nobody_could_be_asked_for_is_told_once_somebody_is_back() -> None:
-    """Its ranks have ended meanwhile. Untold, this member would be taken for dead, and its generation for failed."""
+    """Its ranks have ended meanwhile. Without the report, this member counts as dead, and its generation as failed."""
     async with stage(*FOREVER) as it:
         _, answer = await signalled(it, TERM)
         answer.set_exception(Unavailable("no coordinator"))

@@ -1,4 +1,4 @@
-"""What ranks write goes through the agent: nothing is lost, nobody waits for what never comes."""
+"""Output of ranks goes through the agent: no line is lost, and no wait is endless."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 20.0
 
 
 class Wires:
-    """The two pipes that stand for this command's output, read as it comes unless nobody shall."""
+    """Two pipes in place of this command's stdout and stderr. Threads read them, from the start unless `read` is False."""
 
     def __init__(self, *, read: bool = True) -> None:
         self._ends = [os.pipe(), os.pipe()]
@@ -40,14 +40,14 @@ class Wires:
             self._readers.append(reader)
 
     async def hear(self, words: bytes) -> None:
-        """Return once these words have come on stdout."""
+        """Return once these bytes have come on stdout."""
         deadline = time.monotonic() + LIMIT_S
         while words not in bytes(self.heard[0]):
             assert time.monotonic() < deadline, f"{words!r} did not come"
             await asyncio.sleep(0.02)
 
     def whole(self) -> tuple[bytes, bytes]:
-        """Return all that was written, once nobody writes any more."""
+        """Close the pipes; return all bytes written to stdout and stderr."""
         for _, theirs in self._ends:
             os.close(theirs)
         for reader in self._readers:
@@ -69,7 +69,7 @@ def wires() -> Wires:
 async def to_its_end(
     wires: Wires, script: str, *, rank: int = 3, file: Path | None = None
 ) -> tuple[Child, bytes, float]:
-    """Run Python; return it, its last words, and how long they took to be passed on after its end."""
+    """Run a script; return its process, the end of its stderr, and the seconds until its output was passed on."""
     argv = (sys.executable, "-I", "-S", "-c", script)
     child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
     output.begin(rank, file.open("ab", buffering=0) if file is not None else None)
@@ -151,7 +151,7 @@ async def test_whoever_does_not_read_holds_up_neither_the_agent_nor_loses_a_line
     argv = (sys.executable, "-I", "-S", "-c", script)
     child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
     output.begin(0, None)
-    await child.join_async(LIMIT_S)  # what it wrote is in the pipes and in the thread
+    await child.join_async(LIMIT_S)  # its output is in the pipes and in the thread's buffer
     began = time.monotonic()
     await output.passed_on()
     assert time.monotonic() - began < ENDED_S + 1.0
@@ -222,7 +222,7 @@ async def test_a_process_whose_end_cannot_be_watched_does_not_run_on(
 
 
 class AtQuota(io.FileIO):
-    """A file on NFS whose user has no space left: it is told by a write, or only by the close."""
+    """A file on NFS whose user is over quota: a write raises the error, or only the close does."""
 
     def __init__(self, path: Path, *, writes: bool) -> None:
         super().__init__(path, "ab")
@@ -240,14 +240,14 @@ class AtQuota(io.FileIO):
 
 
 def raised(error: OSError, *, after: Path) -> int:
-    """Raise it once the process has said its id."""
+    """Raise `error` once the process has written its id to `after`."""
     while not (after.exists() and after.read_text().endswith("\n")):
         time.sleep(0.02)
     raise error
 
 
 def runs(pid: int) -> bool:
-    """Whether this process is there and has not ended."""
+    """Return True if this process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

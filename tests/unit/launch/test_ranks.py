@@ -68,7 +68,7 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
 
 
 async def test_a_rank_that_has_stopped_as_asked_has_stopped_however_its_process_ends() -> None:
-    """It would be taken for finished, and so, when all are preempted, would the job; or for a failure of it."""
+    """Its exit code alone would count as finished, and finish a job whose ranks are all preempted, or as a failure."""
     async with started(3, "sh", "-c", "[ $RANK = 4 ] && kill -SEGV $$; exit $((RANK - 2))") as (group, ended):
         for rank in (2, 3, 4):
             group.note_stopped(rank)
@@ -156,14 +156,14 @@ async def test_stop_ends_all_and_tells_nothing() -> None:
 
 @pytest.mark.parametrize("code", [0, 7])
 async def test_who_ended_by_itself_just_before_a_stop_is_told_all_the_same(code: int) -> None:
-    """Nobody had the time to look at it yet."""
+    """The event loop has not processed the end of the rank yet."""
     async with started(2, "sh", "-c", f'if [ "$RANK" = 2 ]; then exit {code}; fi; sleep 1000') as (
         group,
         ended,
     ):
         pid = group.pid(2)
         assert pid is not None
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the loop is to learn nothing
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # so that the loop does not see the end
         await group.stop(LIMIT_S)
         assert ended.get_nowait() == (3, 2, code, f"exited with {code}")
         assert ended.empty(), "the other was ended"
@@ -304,7 +304,7 @@ async def test_what_ran_for_long_did_not_fail_early(tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script that cannot be run, which is the current one."""
+    """The current folder, with a script that raises."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("def f():\n    import no_such_module\nf()\n")
     return tmp_path
@@ -312,7 +312,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_the_end_of_a_traceback_is_the_reason(warm: bool, broken: Path) -> None:
-    """Also of the first start, for which no process was warm."""
+    """This includes the first start, which finds no warm process."""
     ended: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
     starter = WarmStarter.of((sys.executable, "train.py"), modules=(), inherited=os.environ)
     assert starter is not None
@@ -337,7 +337,10 @@ async def test_the_end_of_a_traceback_is_the_reason(warm: bool, broken: Path) ->
 
 async def test_a_rank_that_dumps_core_is_reported_at_once_and_has_the_grace_for_its_core() -> None:
     dumps = "its process crashed and dumps core"
-    async with started(3, *STUBBORN) as (group, ended):  # a process that dumps core ignores SIGTERM, too
+    async with started(3, *STUBBORN) as (
+        group,
+        ended,
+    ):  # STUBBORN ignores SIGTERM, as does a process that dumps core
         group.note_stopped(3)
         for rank in (2, 2, 3):
             group.dumps_core(rank, dumps)

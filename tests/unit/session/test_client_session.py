@@ -158,7 +158,7 @@ async def test_the_errors_of_answers_are_typed_and_try_again_is_no_answer(r: Rig
 
 @in_virtual_time()
 async def test_a_thousand_calls_at_once_never_meet_the_limit_of_a_session() -> None:
-    """A supervisor calls for all of its ranks: what is above the limit of a session is refused for good."""
+    """An agent makes the calls of all its ranks. A replica refuses calls above a session's limit, without a retry."""
     most = 0
 
     def answer(up: Up) -> Down | None:
@@ -242,7 +242,7 @@ async def test_a_control_plane_that_was_restored_ends_the_session(r: Rig) -> Non
 
 @in_rig(rig, 2)
 async def test_another_cluster_behind_the_endpoints_is_not_believed_and_ends_nothing(r: Rig) -> None:
-    """etcd lost its data, say: the session waits for whoever brings it back."""
+    """If etcd lost its data, the session waits until an operator restores it."""
     for replica in r.replicas:
         replica.uid = "uid-2"
     waiting = r.session.arrive(arrival())
@@ -286,7 +286,7 @@ async def test_leaving_is_confirmed_and_ends_the_session(r: Rig) -> None:
     assert [rank.step for told in r.serving.all("progress") for rank in told.ranks][-1:] == [2]
     assert r.serving.all("leave")[0].reason == "done"
     assert r.session.error is None
-    with pytest.raises(errors.StaleIncarnation, match="client was closed"):  # nobody asks again
+    with pytest.raises(errors.StaleIncarnation, match="client was closed"):  # no retry
         _ = r.session.arrive(arrival())
     await r.session.leave("again")
 
@@ -320,7 +320,7 @@ async def test_leaving_is_told_to_the_next_replica_if_the_first_died_over_it(r: 
 async def test_leaving_is_done_when_the_next_replica_knows_nothing_of_this_member(
     r: Rig, refusal: errors.StrataError
 ) -> None:
-    """The first one removed it and died before it said so: that fails no job that is done."""
+    """The first replica removed the member and died before it answered. The job is done, so this is no failure."""
     leaving = asyncio.create_task(r.session.leave("done"))
     await r.serving.next("leave")
     r.others[0].refuse_hello = refusal
@@ -347,7 +347,7 @@ async def test_a_request_that_no_stream_carries_is_refused_at_once(r: Rig) -> No
 
 @in_rig(rig, 1)
 async def test_arrivals_after_a_reconnect_come_in_messages_that_a_stream_carries(r: Rig) -> None:
-    """A hundred ranks at twelve barriers, with all the payload they may bring."""
+    """A hundred ranks arrive at twelve barriers, with payloads of the largest allowed size."""
     waiting = []
     for number in range(12):
         name, ranks = f"b{number}", list(range(100))

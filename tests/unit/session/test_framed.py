@@ -1,4 +1,4 @@
-"""Framed messages over a real socket pair: what a link promises, and what a bad or slow other side does to it."""
+"""Framed messages over a real socket pair: the promises of a link, and its behaviour with a bad or slow peer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def leave(reason: str) -> Up:
 
 
 def world(generation: int) -> Down:
-    return Down(world={"world": {"generation": generation}})  # type: ignore[arg-type]  # protobuf takes dicts
+    return Down(world={"world": {"generation": generation}})  # type: ignore[arg-type]  # protobuf accepts dicts
 
 
 def moved(address: str) -> Down:
@@ -79,7 +79,7 @@ async def both() -> AsyncIterator[tuple[Dialled, Accepted]]:
 
 
 class Raw:
-    """The other side of a link, as bytes."""
+    """The other side of a link, which reads and writes raw bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -89,7 +89,7 @@ class Raw:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def frame(self) -> tuple[bool, bytes]:
-        """Return whether the next frame is the last one, and what is in it."""
+        """Return whether the next frame is the last one, and its content."""
         (head,) = struct.unpack(">I", await self._exactly(4))
         return bool(head >> 31), await self._exactly(head & 0x7FFFFFFF)
 
@@ -335,7 +335,7 @@ async def test_an_agreed_end_stays_one_for_a_reader_that_is_elsewhere() -> None:
         theirs.send(moved("a"))
         theirs.close()
         assert await ours.recv() == moved("a")
-        await asyncio.sleep(0.05)  # the socket is gone by now
+        await asyncio.sleep(0.05)  # the socket is closed by now
         assert await ours.recv() is None
 
 
@@ -391,7 +391,7 @@ def test_the_end_of_a_process_shows_though_its_forked_child_lives(tmp_path: Path
                 child = int(rank.stdout.readline())
                 while served.recv(1000):
                     pass
-                os.kill(child, 0)  # it lives
+                os.kill(child, 0)  # the child lives
             finally:
                 if child:
                     os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One session from its Hello to its end, over a link in memory."""
+"""The served side of one session, from its Hello to its end, over a link in memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from strata.wire.errors import unpack
 
 
 def up(**message: Any) -> Up:
-    """Nested messages as dicts, which protobuf takes and its types do not know."""
+    """Return an `Up` whose nested messages are dicts; protobuf accepts those, its type stubs do not."""
     return Up(**message)
 
 
 class Recorder:
-    """A handler that notes what it is told, and answers calls when the test lets it."""
+    """A handler that records its messages, and answers calls once the test sets `gate`."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -398,7 +398,7 @@ async def test_a_client_that_does_not_read_loses_the_session_and_not_a_message_i
         link.stall(False)
         with pytest.raises(Unavailable, match="too slowly"):
             await drain(link)
-    # our own doing, but nobody left: whoever owns the session treats it as a lost transport
+    # this side ended the session, but the member did not leave: the handler treats it as a lost transport
     assert await handler.end is End.BROKEN
 
 

@@ -1,4 +1,4 @@
-"""What the faults of the in-memory store promise. That it is etcd otherwise: tests/contract."""
+"""The faults of the in-memory store. tests/contract checks that it behaves as etcd otherwise."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from strata.testing.virtual_time import in_virtual_time
 
 
 class Scripted(PromptNetwork):
-    """Gives every `execute` the next fate of a list, then prompt ones."""
+    """Gives each `execute` the next fate of a list; after the list, every call is prompt."""
 
     def __init__(self, *fates: Fate) -> None:
         self.fates = list(fates)

@@ -21,14 +21,14 @@ Logic = Callable[[ServerStream[Up, Down]], Awaitable[None]]
 
 
 class Servicer(SessionsServicer):
-    """Runs a test's logic on every stream; `served` is told how each ended."""
+    """Runs a test's logic on every stream, and puts the end of each into `ended`."""
 
     def __init__(self, logic: Logic, tasks: asyncio.TaskGroup) -> None:
         self.logic = logic
         self.tasks = tasks
         self.ended: asyncio.Queue[str] = asyncio.Queue()
 
-    async def Session(  # type: ignore[override]  # noqa: N802  # it reads and writes by its context
+    async def Session(  # type: ignore[override]  # noqa: N802  # it reads and writes through its context
         self, request_iterator: Any, context: Any
     ) -> None:
         async def serve(link: ServerStream[Up, Down]) -> None:
@@ -118,7 +118,7 @@ async def test_a_return_of_the_logic_is_a_clean_end() -> None:
     "failure", [grpc.aio.UsageError("RPC already finished."), asyncio.InvalidStateError()]
 )
 async def test_a_clean_end_that_a_write_meets_first_is_a_clean_end(failure: Exception) -> None:
-    """A tick goes out just as the other side ends the stream, as it does when it was asked to let go."""
+    """This side sends a tick just as the other side ends the stream, as the other side does when asked to leave."""
     over = asyncio.Event()
 
     class Call:

@@ -1,4 +1,4 @@
-"""Devices read by way of a fake NVML, and what is done when one fails."""
+"""Devices read through a fake NVML, and the reaction to a failed device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Host:
         spec.loader.exec_module(self.library)
 
     def has(self, *devices: dict[str, Any]) -> None:
-        """Put devices into the host; later calls change them."""
+        """Set the host's devices; a later call replaces them."""
         temporary = self._file.with_suffix(".new")
         temporary.write_text(json.dumps({"devices": devices}))
         temporary.rename(self._file)
@@ -67,7 +67,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path, monkeypatch)
 
 
-# -- reading
+# -- reading devices
 
 
 def test_a_device_is_read_in_full(host: Host) -> None:
@@ -139,11 +139,11 @@ async def test_a_host_without_a_driver_has_none(host: Host, monkeypatch: pytest.
     assert await open_devices(None) is None, "and so has one without the library"
 
 
-# -- watching
+# -- watching devices
 
 
 class LiveReports:
-    """What went up, and what is answered."""
+    """The agent's reports: it records the sent ones, and answers as the test chooses."""
 
     def __init__(self) -> None:
         self.devices_: list[Sequence[DeviceStatus]] = []

@@ -1,4 +1,4 @@
-"""The watch over rank processes, on real ones: stopped, debugged, busy, dumping core, and watched by an agent that froze."""
+"""The liveness watch on real rank processes: stopped, debugged, busy, dumping core, and watched by a frozen agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.processes import Record, Talker
 LIMIT_S = 20.0
 DETECT_S = 1.0
 SLACK_S = 0.5
-"""What a busy machine may add to `DETECT_S`."""
+"""The delay that a busy machine may add to `DETECT_S`."""
 SLEEPS = ("sleep", "1000")
 FROZEN = "frozen: a signal has stopped its process for 1 s"
 CORE_MB = 500
@@ -33,7 +33,7 @@ Report = tuple[str, int, int, str, float]
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A child as the watch knows it."""
+    """A child process as the watch sees it."""
 
     child: Child
 
@@ -47,7 +47,7 @@ class Rank:
 
 
 class Watch:
-    """A running `Liveness`, and what it reported: (what, rank, generation, reason, when)."""
+    """A running `Liveness`, and its reports: (kind, rank, generation, reason, time)."""
 
     def __init__(self, detect_s: float) -> None:
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
@@ -78,7 +78,7 @@ async def watching(detect_s: float = DETECT_S) -> AsyncIterator[Watch]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Rank]]:
-    """Starts a process that ends with the test."""
+    """Return a function that starts a process, which ends with the test."""
     with contextlib.ExitStack() as ending:
 
         def start(*command: str, cwd: Path | None = None) -> Rank:
@@ -121,7 +121,7 @@ async def test_a_process_that_ended_or_is_forgotten_is_not_reported_and_holds_no
         watch.liveness.watch(0, 1, ended)
         watch.liveness.watch(1, 1, forgotten)
         watch.liveness.watch(2, 2, stopped)
-        watch.liveness.watch(2, 2, stopped)  # it attached again
+        watch.liveness.watch(2, 2, stopped)  # the rank attached again
         assert open_files() == before + 3
         for rank in (forgotten, stopped):
             os.kill(rank.pid, signal.SIGSTOP)
@@ -141,10 +141,10 @@ async def test_a_process_that_ended_or_is_forgotten_is_not_reported_and_holds_no
 
 
 def open_files() -> int:
-    """Return how many statuses of processes this one reads."""
+    """Return the number of `/proc/PID/status` files that this process has open."""
     found = 0
     for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the folder
             found += str(fd.readlink()).endswith("/status")
     return found
 
@@ -215,7 +215,7 @@ asyncio.run(main())
 def test_an_agent_that_froze_kills_no_rank(
     start: Start, record: Record, detect_s: float, before_s: float, frozen_s: float
 ) -> None:
-    """The rank is stopped before the agent is, and for a moment after it: too short in both spans."""
+    """The rank is stopped for a moment before the agent freezes and for one after it: both are too short to count."""
     rank = start(*SLEEPS)
     agent = Talker([sys.executable, "-c", AGENT, str(detect_s), str(rank.pid)], name="agent", record=record)
     try:
@@ -248,7 +248,7 @@ async def test_a_process_that_dumps_core_is_reported_while_it_writes(
 ) -> None:
     need_cores(need, tmp_path, megabytes=CORE_MB << 2)
     async with watching() as watch:
-        for number in range(3):  # a machine with much memory may write one between two samples
+        for number in range(3):  # a machine with much memory may write a core between two samples
             size = str(CORE_MB << 20 << number)
             rank = start(sys.executable, "-c", CRASHES, size, cwd=tmp_path)
             watch.liveness.watch(3, number, rank)

@@ -1,4 +1,4 @@
-"""Every rule of every checker rejects a history that breaks it, and accepts the good one."""
+"""Every rule of every checker rejects a history that violates it, and accepts the good run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from strata_chaos.checkers import ALL
 from strata_chaos.judgement.judge import Result, judge
-from tests.unit.chaos.checkers import doctors_of_watches  # it adds to DOCTORS
+from tests.unit.chaos.checkers import doctors_of_watches  # the import adds to DOCTORS
 from tests.unit.chaos.checkers.doctoring import DOCTORS, RESTORED_DOCTORS, Doctor, breaks
 from tests.unit.chaos.story import JOB, ROOT, Line, Story, edit, good_run, number, worker
 
@@ -463,7 +463,7 @@ def test_a_join_that_was_given_up_takes_its_key_back(later_s: float, result: Res
 
 @pytest.mark.parametrize(("begin_s", "held_s"), [(14, 1), (10, 6), (8, 0.4)])
 def test_a_fault_may_keep_a_stream_silent(begin_s: float, held_s: float, tmp_path: Path) -> None:
-    """What is left of its 15 s, before the fault and from ten seconds after it, is short."""
+    """Silence counts before the fault and from 10 s after it. Here neither part reaches the limit of 15 s."""
     story = good_run(tmp_path / "storage")
     doctors_of_watches.a_stream_falls_silent(story, tmp_path)
     doctors_of_watches.a_fault(story, story.t - begin_s, story.t - begin_s + held_s)

@@ -1,4 +1,4 @@
-"""A run in which etcd was lost and restored: what is qualified by a life of etcd, and what a restore has to keep."""
+"""Checkers on a run in which etcd was lost and restored: rules judged for each life of etcd, and rules of a restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.chaos.story import JOB, ROOT, SLOT_20, Line, Story, edit, number
 
 
 def of_life_2(story: Story, key: str) -> Line:
-    """Return the first event of a key in etcd's second life."""
+    """Return the first event of a key in etcd's second life, which begins with the restore."""
     for line in story.files["observer-2"]:
         if line["op"] == "etcd.event" and line["result"]["key"] == key:
             result: Line = line["result"]
@@ -22,7 +22,7 @@ def of_life_2(story: Story, key: str) -> Line:
 
 
 def again(story: Story) -> Line:
-    """Return the restore's own world."""
+    """Return the event of the world that the restore wrote."""
     return of_life_2(story, f"{JOB}world")
 
 
@@ -30,7 +30,7 @@ def told_of(story: Story, uid: str) -> list[Line]:
     return [line for line in story.lines("member.join") if line["result"].get("uid") == uid]
 
 
-# -- what a restore has to keep
+# -- rules of a restore
 
 
 @breaks("restores/committed-kept", restored=True)
@@ -85,7 +85,7 @@ def a_leader_while_the_restore_is_at_work(story: Story, _storage: Path) -> None:
 
 @breaks("restores/alone", restored=True)
 def a_cluster_of_its_own_on_wiped_disks(story: Story, _storage: Path) -> None:
-    """Nobody restores: a replica that came anew founds a cluster."""
+    """No operator restores etcd: a new replica founds a cluster instead."""
     story.lose()
     story.txn((f"{ROOT}uid", {"uid": "fresh"}))
 
@@ -103,7 +103,7 @@ def a_sample_comes_again_after_the_restore(story: Story, _storage: Path) -> None
     lines[0]["args"]["samples"] = [2]
 
 
-# -- what is qualified by the life of etcd is judged in each one
+# -- rules that are judged for each life of etcd
 
 
 @breaks("leadership/fenced", restored=True)
@@ -178,7 +178,7 @@ def _in_life_2(story: Story, line: Line) -> bool:
 
 
 def _during(story: Story, key: str, value: Line) -> None:
-    """Have a key be written in the restore's own transaction."""
+    """Write a key in the restore's own transaction."""
     event = dict(again(story))
     event |= {"key": key, "value": json.dumps({"v": 1, **value}), "prev": None}
     lines = story.files["observer-2"]
@@ -187,7 +187,7 @@ def _during(story: Story, key: str, value: Line) -> None:
 
 
 def _older_snapshot(story: Story) -> Line:
-    """Put a snapshot of the restored cluster under etcd, into which a release slips; return its outcome."""
+    """Restart etcd from a snapshot of the restored cluster, then release a barrier; return that outcome."""
     head = story.events("world")[-1]
     story.lose()
     story.revision = 100

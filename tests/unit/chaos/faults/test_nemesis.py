@@ -1,4 +1,4 @@
-"""The nemesis in virtual time, on faults that note what is done to them."""
+"""The nemesis in virtual time, with faults that record their injections and heals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strata_chaos.run.system import System
 
 
 class World:
-    """A system whose barriers are released ten times a second, unless a fault stops them."""
+    """A system that releases ten barriers a second, unless a fault stops them."""
 
     def __init__(self) -> None:
         self.stopped = 0
@@ -42,7 +42,7 @@ class World:
 
 
 class NotingFault:
-    """A `Fault` that notes when it was injected and healed."""
+    """A `Fault` that records its times of injection and heal."""
 
     summary = "notes"
 
@@ -105,7 +105,7 @@ class Rig:
         return fault
 
     def lines(self) -> list[tuple[str, bool | None]]:
-        """Return the history: operation, and whether it says that it was effective."""
+        """Return each line of the history: its operation, and its field `effective`."""
         return [(record.op, record.result.get("effective")) for record in History(self.folder)]
 
 
@@ -172,7 +172,7 @@ async def test_a_new_epoch_is_timed(rig: Callable[[], Rig]) -> None:
     it.fault("f")
     running = asyncio.create_task(it.nemesis.run([planned("f", 1, 5)]))
     await asyncio.sleep(3)
-    it.world.epoch_now = 0  # the key is gone, nobody leads
+    it.world.epoch_now = 0  # the leader's key is removed: there is no leader
     await asyncio.sleep(1)
     it.world.epoch_now = 9
 

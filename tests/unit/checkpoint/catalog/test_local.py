@@ -159,7 +159,7 @@ def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> Non
     assert once == [MARKER, GLOBAL_NAME, "rank-00000.safetensors", "rank-00000.json"]
 
 
-# -- whose root it is -------------------------------------------------------------------------
+# -- ownership of a root ----------------------------------------------------------------------
 
 
 def test_a_root_belongs_to_one_mode_and_a_jobs_folder_to_one_cluster() -> None:
@@ -229,7 +229,7 @@ def test_what_is_removed_behind_a_newer_one_while_somebody_looks_is_no_empty_sto
     (old,) = folders(storage.list())
 
     class Overtaken(MemoryStorage):
-        """Another process commits a newer one, and removes the older, between a listing and the look."""
+        """Between a listing and a read, another process commits a newer checkpoint and removes the older one."""
 
         overtaken = False
 

@@ -1,4 +1,4 @@
-"""Other programs' files: what is in them comes out right, and what they try is refused by its name."""
+"""Import of other programs' files: their tensors arrive unchanged, and a forbidden construct is refused by name."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 def test_what_says_the_byte_order_is_measured_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zeros take no room in an archive, and all that they are in memory."""
+    """Zeros compress to almost nothing in an archive, but take their full size in memory."""
     read, asked = zipfile.ZipFile.read, list[int]()
 
     def reads(archive: zipfile.ZipFile, name: Any, pwd: bytes | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""What a copy in the second storage may fail of, and who is told: nothing unproven is published there."""
+"""Failures of a copy to the second storage and their reports: the copier publishes nothing unproven there."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def pair() -> Iterator[Pair]:
 
 
 def until_raised(ask: Callable[[], object]) -> None:
-    """Ask again and again until that raises, for a while."""
+    """Call `ask` repeatedly until it raises, for at most LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         ask()
         time.sleep(0.01)
 
 
-# -- what is no StrataError -------------------------------------------------------------------
+# -- errors that are no StrataError -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [OSError("the device is gone"), MemoryError(), KeyError("x")])
@@ -64,7 +64,7 @@ def test_it_is_told_and_the_next_one_is_copied(
     assert told.value.hint
     assert committed(pair.far, second.folder) is not None
     assert committed(pair.far, first.folder) is None
-    pair.replicator.wait(LIMIT_S)  # it is told once
+    pair.replicator.wait(LIMIT_S)  # the error is reported once
     assert "step 1 is not copied" in caplog.text
 
 
@@ -143,7 +143,7 @@ def test_what_nobody_asked_for_is_told_at_the_end(
 @pytest.mark.parametrize("error", [StorageError("away"), ObjectMissing("no such upload")])
 @pytest.mark.parametrize("verb", ["begin", "finish", "create"])
 def test_a_far_storage_in_error_is_tried_again(pair: Pair, error: StorageError, verb: str) -> None:
-    """A server that answers 404 to an upload is in trouble; the checkpoint is not missing here."""
+    """A 404 in answer to an upload is a fault of the server; the checkpoint is still in the near storage."""
     replica = pair.save(1)
     pair.far.fail(error, verb, times=3)
     pair.copy(replica)
@@ -191,7 +191,7 @@ def test_what_an_incremental_does_not_use_keeps_it_from_nothing(pair: Pair) -> N
 @pytest.mark.parametrize("harm", ["a bit", "cut"])
 @pytest.mark.parametrize("which", ["base", "own"])
 def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str, harm: str) -> None:
-    """What is cut is not written anew: no upload leaves a part of an object, and no name that is taken is replaced."""
+    """The copier does not rewrite a cut object: uploads leave no partial objects, and a taken name is never replaced."""
     base, replica = pair.with_incremental()
     name = image_of(pair.near, base if which == "base" else replica)
     whole = pair.near.objects[name]
@@ -237,7 +237,7 @@ def test_a_document_that_changes_between_two_reads_is_not_copied(pair: Pair) -> 
 
 
 def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked_there(pair: Pair) -> None:
-    """The catalog says that it is committed."""
+    """The near marker is missing, but the catalog says that the checkpoint is committed."""
     replica = pair.save(1)
     del pair.near.objects[f"{replica.folder}/{MARKER}"]
     pair.copy(replica)
@@ -248,7 +248,7 @@ def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked
 
 
 def of_two(pair: Pair) -> Replica:
-    """Return a checkpoint that two ranks saved near."""
+    """Return a checkpoint that two ranks saved to the near storage."""
     ranks = Ranks(2, near=pair.near)
     ranks.save(states=[{"rank": rank, **STATE} for rank in range(2)])
     return ranks.replica
@@ -283,7 +283,7 @@ def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
         ranks[0].wait(LIMIT_S)
     for each in ranks:
         each.close()
-    # put back from elsewhere, and taken up by the next processes
+    # an operator puts the object back, and the next processes resume the copy
     pair.near.objects[name] = whole
     ranks = ranks_of(pair, "2")
     for each in ranks:
@@ -299,7 +299,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     first.add(replica)
     with pytest.raises(StorageError, match=rf"steps \[{STEP}\] .*rank 1"):
         first.wait(None)
-    first.check()  # it may only be slow: that is nobody's error yet
+    first.check()  # rank 1 may only be slow: no error yet
     second.add(replica)
     second.wait(LIMIT_S)
     first.wait(LIMIT_S)

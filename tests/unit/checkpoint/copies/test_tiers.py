@@ -1,4 +1,4 @@
-"""A near storage with a far one behind it, and what carries checkpoints from one to the other."""
+"""A near storage with a far one behind it, and the replicator that copies checkpoints between them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FROZEN = {"frozen": bytes(range(256)) * (2 * CHUNK_BYTES // 256)}
 
 
 class Pair:
-    """Two storages, the catalog over both, and a replicator that waits for nothing."""
+    """Two storages, the catalog over both, and a replicator without pauses."""
 
     def __init__(self) -> None:
         self.near, self.far = MemoryStorage(), MemoryStorage()
         self.both = TieredStorage(self.near, self.far)
         self.catalog = local_catalog(self.both)
         self.turned = threading.Semaphore(0)
-        """Of each turn of a replicator: one checkpoint, copied or not."""
+        """Released after each turn of a replicator: one checkpoint, copied or not."""
         self.replicator = self.start(0)
 
     def start(self, rank: int, missing: Callable[[], list[Replica]] = list, *, ranks: int = 1) -> Copier:
@@ -233,7 +233,7 @@ def test_what_both_lack_is_missing(pair: Pair) -> None:
         pair.both.source("no/such").read_into(0, memoryview(bytearray(1)))
 
 
-# -- removing and holding ---------------------------------------------------------------------
+# -- deletion and holds -----------------------------------------------------------------------
 
 
 def test_the_newest_afar_stays_until_a_newer_one_is_there(pair: Pair) -> None:

@@ -143,7 +143,7 @@ def test_no_bit_of_a_marker_may_differ(marker: Marker, data: st.DataObject) -> N
 
 
 def rank_manifest(**tensors: tuple[str, ...]) -> RankManifest:
-    """A manifest of int8 tensors of one byte with the given digests."""
+    """Return a manifest of one-byte int8 tensors with the given digests."""
     spec = TensorSpec(kind="torch", dtype="int8", shape=(1,))
     return RankManifest(
         identity=Identity(step=1, generation=1, attempt="a", world_size=1),
@@ -179,7 +179,7 @@ OTHER_IMAGE = ImageRef(folder="step-1", image="i", size_bytes=CHUNK_BYTES)
 
 
 def of_three_chunks(**changes: Any) -> dict[str, Any]:
-    """The document of a tensor of three chunks, of which an earlier attempt has the first."""
+    """Return the document of a tensor of three chunks; the first lies in an earlier attempt."""
     runs = (Run(first=0, count=1, file=1, offset=0), Run(first=1, count=2, file=0, offset=4096))
     entry = TensorEntry(spec=SPEC_OF_THREE, runs=runs, chunks=("a", "b", "c"))
     manifest = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What Incrementals use is not deleted, however two processes in one root meet (ADR 0023)."""
+"""Images that Incrementals use are never deleted, in any interleaving of two processes on one root (ADR 0023)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STAYS = np.arange(100)
 
 
 class Stepping(MemoryStorage):
-    """A storage that tells `fault` of the looks at it as well."""
+    """A storage that calls `fault` for `list` and `exists` as well."""
 
     def list(self, folder: str = "") -> list[str]:
         self.fault("list", folder)
@@ -56,7 +56,7 @@ def on_base(catalog: LocalCatalog, *bases: CheckpointMetadata, step: int) -> Sav
 
 
 def check_all(storage: Storage) -> dict[int, CheckpointType]:
-    """Prove every checkpoint there is; return their types by step."""
+    """Verify every checkpoint in `storage`; return their types by step."""
     catalog = local_catalog(storage, start=900)
     found = {}
     for checkpoint in catalog.all():
@@ -72,10 +72,10 @@ Act = Callable[[], object]
 
 
 def two_processes(storage: Stepping) -> dict[str, Act]:
-    """One that commits something newer and deletes, and a later one that builds on what there is."""
+    """Return the acts of two processes: one commits a newer Full and deletes; a later one saves an Incremental."""
     deleting, building = local_catalog(storage, start=200), local_catalog(storage, start=100)
     for catalog in (deleting, building):
-        catalog.begin(SaveRequest(step=0))  # takes a generation
+        catalog.begin(SaveRequest(step=0))  # allocates a generation
 
     def commit_and_delete() -> None:
         save(storage, deleting, 2, FULL)
@@ -85,9 +85,9 @@ def two_processes(storage: Stepping) -> dict[str, Act]:
 
 
 def at_each_step(make: Callable[[], tuple[Any, Stepping, Act, Act]], *, least: int) -> Iterator[Any]:
-    """Yield what `make` made, for each step at which one act asks its storage, before which all of another happened.
+    """Run one act to each of its storage calls, there the whole other act, and yield the result of `make` each time.
 
-    `make` returns it, the storage whose steps count, the act with the steps, and the other. They are at `least` so many.
+    `make` returns (result, storage whose calls count, stepped act, other act). There are more than `least` steps.
     """
     for number in itertools.count():
         made, storage, act, other = make()
@@ -129,7 +129,7 @@ def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
 
 
 def one_process(steps: int) -> tuple[TieredStorage, Stepping, LocalCatalog, Act]:
-    """Return storages with so many saves, the near one, the catalog, and a retention pass of who copies."""
+    """Return tiered storages with `steps` saves, the near one, the catalog, and the copying process's retention pass."""
     near = Stepping()
     storage = TieredStorage(near, MemoryStorage())
     catalog = local_catalog(storage)
@@ -175,7 +175,7 @@ def test_what_is_being_deleted_is_no_base() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     first, second = save(storage, catalog, 1, FULL), save(storage, catalog, 2, FULL)
-    catalog.delete(first)  # its objects go next
+    catalog.delete(first)  # its objects are removed next
     with pytest.raises(Refused, match="deleted"):
         catalog.begin(on_base(catalog, second, first, step=3))
     assert not storage.list(f"step-{3:012d}-gen-000001-a2")
@@ -251,7 +251,7 @@ def test_one_that_is_lost_or_illegible_is_known_by_its_manifest_or_stops_deletio
         local_catalog(storage, start=50).delete(base)
 
 
-# -- a copy brings along what it uses ---------------------------------------------------------
+# -- a copy includes the images it uses -------------------------------------------------------
 
 
 def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture) -> None:

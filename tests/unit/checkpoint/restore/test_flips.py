@@ -1,4 +1,4 @@
-"""One flipped bit anywhere: it is found, named, and the good checkpoint before is restored instead."""
+"""One flipped bit anywhere: a restore detects it, names it, and restores the checkpoint before instead."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def flipped(path: Path, bit: int) -> Iterator[None]:
 def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, logger="strata.checkpoint")  # a thousand errors are due
+    caplog.set_level(logging.CRITICAL, logger="strata.checkpoint")  # the test causes a thousand errors
     root, seeded = tmp_path / "root", random.Random(5)
     with CheckpointManager(root) as manager:
         for step in (20, 40):
@@ -73,7 +73,7 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
     assert len(files) == 4, "an image, its manifest, the global one, the marker"
     storage, found_by_verify, manager = LocalStorage(root, nonce=lambda: ""), 0, CheckpointManager(root)
     for number in range(FLIPS):
-        # every second one in the image, which is most of the bytes
+        # every second flip is in the image, which has most of the bytes
         path = files[number // 2 % 4] if number % 2 else newest / "rank-00000.safetensors"
         bit = seeded.randrange(8 * path.stat().st_size)
         with flipped(path, bit):

@@ -128,11 +128,11 @@ def test_a_rank_of_the_old_world_gets_its_own_part_and_one_beyond_it_learns_what
     assert second.saved.value(second.saved.tree)["mine"].tolist() == [1, 1, 1]
 
 
-# -- chunks that lie elsewhere ------------------------------------------------------------------
+# -- chunks in other images ---------------------------------------------------------------------
 
 
 def rewritten(saved: Saved, change: Callable[[RankManifest], RankManifest]) -> Callable[[], Loaded]:
-    """Change the rank's manifest of a checkpoint, and return what loads it with the digests it has now."""
+    """Change the rank's manifest of a checkpoint; return a function that loads it with the new digests."""
     part, whole = saved.name("rank-00000.json"), saved.name(GLOBAL_NAME)
     data = change(RankManifest.from_bytes(saved.storage.objects[part], what="m")).to_bytes()
     manifest = Manifest.from_bytes(saved.storage.objects[whole], what="m")
@@ -144,7 +144,7 @@ def rewritten(saved: Saved, change: Callable[[RankManifest], RankManifest]) -> C
 
 
 def moved_to(image: ImageRef) -> Callable[[RankManifest], RankManifest]:
-    """Let the second chunk of `big` lie at the fifth byte of `image`."""
+    """Return a change that places the second chunk of `big` at offset 5 of `image`."""
 
     def change(manifest: RankManifest) -> RankManifest:
         big = manifest.tensors["big"]
@@ -159,7 +159,7 @@ def moved_to(image: ImageRef) -> Callable[[RankManifest], RankManifest]:
 
 
 def second_chunk_elsewhere() -> tuple[Saved, Callable[[], Loaded], str]:
-    """A checkpoint, what loads it, and the object that has its second chunk."""
+    """Return a checkpoint, the function that loads it, and the name of the object with its second chunk."""
     saved = Saved(STATE)
     tail = STATE["big"].tobytes()[CHUNK_BYTES:]  # type: ignore[attr-defined]  # an array
     image = ImageRef(folder="step-0", image="other", size_bytes=len(tail) + 5)

@@ -23,7 +23,7 @@ def saved(state: Any) -> Saved:
 
 
 class Counting:
-    """An object with a state of its own."""
+    """An object with its own state, which counts its loads."""
 
     def __init__(self, **state: Any) -> None:
         self.state = state
@@ -82,7 +82,7 @@ def test_values_that_are_not_there_yet_are_made() -> None:
         state,
     )
     assert torch.equal(state["t"], torch.ones(2))
-    state["t"] += 1  # it is nobody else's memory
+    state["t"] += 1  # the memory is not shared
     assert state["a"].tolist() == [1, 1]
     assert state["d"] == {"x": np.float32(1)}
     assert torch.equal(state["l"][1], torch.ones(1))

@@ -1,4 +1,4 @@
-"""Which tensors all ranks hold equal, as each rank decides it from the messages of all."""
+"""Tensors that are equal on all ranks, as each rank decides from all ranks' messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prints(*, rank: int, equal: Sequence[str], own: Sequence[str] = ()) -> dict[
 
 
 def compared(held: Sequence[dict[str, bytes]], *, limit_bytes: int = 4096) -> tuple[list[set[str]], int]:
-    """Return what each rank takes for equal, and after how many stages; all must end at the same one."""
+    """Return the tensors each rank considers equal, and the number of stages; all ranks end at the same stage."""
     ranks = [Comparison(each, limit_bytes=limit_bytes) for each in held]
     stages = 0
     while True:

@@ -19,12 +19,12 @@ OLDER = ImageRef(folder="step-0", image="i", size_bytes=10**12)
 
 
 def spec(chunks: int, rest: int = 0) -> TensorSpec:
-    """A tensor of that many whole chunks and a short one of `rest` bytes."""
+    """Return a tensor spec of `chunks` whole chunks and a short one of `rest` bytes."""
     return TensorSpec(kind="numpy", dtype="int8", shape=(chunks * CHUNK_BYTES + rest,))
 
 
 def saved(digests: str, image: ImageRef = BASE, *, first: int = 0) -> dict[int, ChunkPlace]:
-    """The places of whole chunks that lie one behind the other, with one letter for each digest."""
+    """Return the places of consecutive whole chunks; each letter of `digests` is one chunk's digest."""
     return {
         first + i: ChunkPlace(image=image, offset=4096 + i * CHUNK_BYTES, size_bytes=CHUNK_BYTES, digest=d)
         for i, d in enumerate(digests)
@@ -47,7 +47,7 @@ def test_a_tensor_that_changed_everywhere_is_written_whole() -> None:
 
 
 def test_a_short_chunk_is_not_taken_for_a_longer_one() -> None:
-    """The digest alone names it, and yet a manifest that says otherwise would read too much."""
+    """Their digests are equal, but a manifest with the longer size would read too many bytes."""
     delta = compare({"t": spec(1, rest=3)}, {"t": "ab"}, {"t": saved("ab")})
     assert delta.partly == {"t": (range(1, 2),)}
 
@@ -113,11 +113,11 @@ def test_rows_are_the_numbers_and_none_touch(numbers: set[int]) -> None:
     assert all(one.stop < other.start for one, other in itertools.pairwise(found))
 
 
-# -- what the manifest then says ---------------------------------------------------------------
+# -- the resulting manifest --------------------------------------------------------------------
 
 
 def located(entry: TensorEntry, files: tuple[ImageRef, ...]) -> list[tuple[str, int]]:
-    """Where each chunk lies: the folder ("" for the own image) and the offset."""
+    """Return the place of each chunk: the folder ("" for the own image) and the offset."""
     return [("" if not file else files[file - 1].folder, offset) for _, file, offset in entry.located()]
 
 

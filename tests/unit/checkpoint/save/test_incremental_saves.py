@@ -23,13 +23,13 @@ INCREMENTAL = CheckpointType.INCREMENTAL
 
 
 class World(Ranks):
-    """Two ranks that share a storage, and a catalog of each over the same job."""
+    """Two ranks with one storage, each with its own catalog over the same job."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def saved(self, step: int, states: list[Any], *kinds: CheckpointType) -> list[Any]:
-        """Save a state for each rank, of its type; return each rank's record, or its error."""
+        """Save each rank's state with its checkpoint type; return each rank's record or error."""
         return self.save(step=step, states=states, kinds=kinds or (INCREMENTAL,))
 
     def load(self, record: CheckpointMetadata, rank: int) -> Any:
@@ -42,7 +42,7 @@ def world() -> World:
 
 
 def states(fill: int = 0) -> list[dict[str, Any]]:
-    """For each rank two chunks that stay, and a few bytes that do not."""
+    """Return each rank's state: two chunks that never change, and 9 bytes of `fill`."""
     return [
         {"frozen": np.full(2 * CHUNK_BYTES, rank, np.uint8), "hot": np.full(9, fill, np.uint8)}
         for rank in (0, 1)
@@ -68,19 +68,19 @@ def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base
 
 
 def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None:
-    """Retention against a begin: the catalog refuses the base, and everything is written."""
+    """Retention races a begin: the catalog refuses the base, and the ranks write everything."""
     full, _ = world.saved(1, states(1))
     world.saved(2, states(2), CheckpointType.FULL)
     world.catalogs[0].delete(full)
     for catalog in world.catalogs:
-        catalog.latest = lambda: full  # type: ignore[method-assign]  # it was so a while ago
+        catalog.latest = lambda: full  # type: ignore[method-assign]  # a stale answer
     record, _ = world.saved(3, states(3))
     assert record.checkpoint_type is CheckpointType.FULL
     assert world.manifest(0).files == ()
 
 
 def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) -> None:
-    """Either may come first: a Full of all, or an Incremental of which one rank wrote everything."""
+    """Whichever rank begins first decides: a Full of all ranks, or an Incremental in which one rank wrote everything."""
     world.saved(1, states(1))
     changed = [states(2)[0], {"frozen": np.full(2 * CHUNK_BYTES, 77, np.uint8), "hot": states(2)[1]["hot"]}]
     one, other = world.saved(2, changed)
@@ -94,7 +94,7 @@ def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) ->
 def test_a_rank_that_reports_as_corrupt_the_base_writes_its_part_whole_whoever_comes_first(
     world: World, first: int
 ) -> None:
-    """One rank's restore met damage. It asks for a Full; the other's Incremental may have been begun before."""
+    """One rank's restore found damage, so it requests a Full; the other rank may have begun an Incremental before."""
     full, _ = world.saved(1, states(1))
     world.damaged[1].note(world.catalogs[1].folder(full), "")
     begun, begin = threading.Event(), CoordinatedCatalog.begin

@@ -1,4 +1,4 @@
-"""What all ranks hold alike: written once, compared, and restored by any number of them."""
+"""Replicated tensors, equal on all ranks: written once, compared, and restored by any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves that the storage refuses for a while: held, tried again from the start, and ended when they are not wanted."""
+"""Saves that the storage refuses for a while: held, retried from the start, and ended when no longer needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def full() -> StorageError:
     return StorageError("cannot write x: No space left on device", transient="disk full")
 
 
-# -- which errors -----------------------------------------------------------------------------
+# -- errors that are retried ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
     assert caught.value.transient == "disk full"
 
 
-# -- one object -------------------------------------------------------------------------------
+# -- retries of one object --------------------------------------------------------------------
 
 
 class Refusing:
-    """An act that is refused so many times."""
+    """An act that raises `errors` one by one, then succeeds."""
 
     def __init__(self, *errors: StorageError) -> None:
         self.errors = list(errors)
@@ -139,7 +139,7 @@ class Refusing:
 
 
 class Clock:
-    """It moves by the pauses alone."""
+    """A clock that only pauses advance."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -188,7 +188,7 @@ def test_after_the_grace_it_is_the_error_or_whoever_is_told_takes_over() -> None
 
 
 def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> None:
-    """Whichever object it was of: a storage that takes one of them now and then saves nothing."""
+    """A success of one object does not reset it: a storage that takes an object now and then completes no save."""
     clock = Clock()
     clock.retry.on_over = lambda why: None
     for seconds in (90.0, 5.0):
@@ -218,7 +218,7 @@ def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> No
 
 
 def test_a_refusal_long_after_the_last_one_has_a_grace_of_its_own() -> None:
-    """Its save was cancelled, say, and the next one is due an hour later."""
+    """For example, its save was cancelled, and the next one is an hour later."""
     clock = Clock()
     clock.first(Refusing(full()))
     clock.now_s += 3600.0
@@ -267,9 +267,9 @@ def test_the_second_tier_is_asked_in_each_try_and_the_first_ones_reason_counts(
 def test_a_part_that_is_refused_for_a_while_is_committed_within_the_same_attempt(file: str) -> None:
     ranks = Ranks(2, grace_s=LIMIT_S)
     ranks.near.fail(full(), "finish", "create", name=file)
-    ranks.begin(timeout_s=0.2)  # the others wait for longer: a part may be held
+    ranks.begin(timeout_s=0.2)  # the other ranks wait for longer: they know that a part is held
     assert ranks.held.wait(LIMIT_S)
-    time.sleep(0.5)  # longer than the others would wait
+    time.sleep(0.5)  # longer than `timeout_s`
     ranks.near.heal()
     ranks.end()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
@@ -312,7 +312,7 @@ def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
 def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from_there(
     parts: tuple[str, ...],
 ) -> None:
-    """The far storage is marked if it has all of them."""
+    """The far storage gets the marker if it has all parts."""
     far = MemoryStorage()
     ranks = Ranks(2, far=far, grace_s=LIMIT_S)
     ranks.near.fail(full(), "finish", "create", name=parts)
@@ -330,7 +330,7 @@ def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from
 def test_a_marker_that_is_refused_after_the_commit_holds_nothing(
     two: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The record says that it is committed; whoever restores it writes the marker."""
+    """The record says that it is committed; the process that restores it writes the marker."""
     far = MemoryStorage() if two else None
     ranks = Ranks(2, far=far, grace_s=LIMIT_S)
     ranks.near.fail(full(), "finish", "create", name=MARKER)
@@ -365,7 +365,7 @@ def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_n
 
 
 def test_a_save_without_coordinators_is_held_from_its_first_word_on(tmp_path: Path) -> None:
-    """Its catalog lies in the storage itself."""
+    """Its catalog lies in the storage, so even the begin may be refused."""
     storage = MemoryStorage()
     storage.fail(full(), "create", "finish", times=12)
     catalog = local_catalog(storage)

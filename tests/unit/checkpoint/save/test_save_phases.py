@@ -1,4 +1,4 @@
-"""What the phases of a save took, as a rank measures them and reports them with its ack or its copy."""
+"""Durations of a save's phases, as a rank measures them and reports them with its ack or its copy."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_copy_is_reported_with_the_bytes_that_were_not_there_yet() -> None:
     )
     copy.copy(base)
     copy.copy(incremental)
-    copy.copy(incremental)  # all of it is there
+    copy.copy(incremental)  # nothing left to copy
     pair.replicator.close()
     assert [(step, phase.phase) for step, phase in told] == [(1, "copy"), (2, "copy")]
     of_base, of_incremental = (phase for _step, phase in told)

@@ -144,13 +144,13 @@ def test_steps_come_in_the_order_of_the_protocol() -> None:
 
 
 def test_a_save_whose_marker_failed_is_marked_by_the_next_try() -> None:
-    """The catalog has it as committed; without the marker a catalog of storage alone has nothing."""
+    """The catalog has it as committed, but a catalog read from storage alone knows it by its marker only."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     storage.fail(StorageError("disk full"), "create", name=MARKER)
     with pytest.raises(StorageError, match="disk full"):
         save(storage, catalog, {"w": 1}, 20)
-    with pytest.raises(StorageError, match="disk full"):  # committed is never said before it is
+    with pytest.raises(StorageError, match="disk full"):  # never reported as committed before its marker is written
         save(storage, catalog, {"w": 1}, 20)
     storage.heal()
     assert save(storage, catalog, {"w": 1}, 20).state is CheckpointState.COMMITTED

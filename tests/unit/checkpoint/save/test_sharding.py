@@ -1,4 +1,4 @@
-"""Who writes which chunks of what is replicated, and which boxes a restore takes from where."""
+"""Which rank writes which chunks of replicated tensors, and the source of each box in a restore."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_order_in_which_a_replica_has_its_tensors_does_not_matter() -> None:
 
 
 def grid(shape: tuple[int, ...], cuts: tuple[int, ...]) -> list[Box]:
-    """Cut a tensor into boxes, each dimension every so many elements."""
+    """Cut a tensor into boxes of `cuts` elements along each dimension."""
     axes = [
         [(start, min(step, size - start)) for start in range(0, size, step)]
         for size, step in zip(shape, cuts, strict=True)

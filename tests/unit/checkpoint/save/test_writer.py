@@ -41,7 +41,7 @@ def test_write_returns_when_the_state_is_copied(rig: Rig) -> None:
 
 
 def returns_after_go(rig: Rig, write: Callable[[], object]) -> None:
-    """Call `write` in a thread; it returns once the disk goes on, and not before."""
+    """Assert that `write`, called in a thread, returns once the disk proceeds, and not before."""
     returned = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What a save does that finds two in flight, and what the other ranks learn of it."""
+"""A save that finds two others in flight (`when_full`), and the reports about it to the other ranks."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ def test_a_newer_save_takes_the_place_of_the_one_that_has_not_begun(
     with pytest.raises(CheckpointAborted, match="dropped to make room: step 60 took its place"):
         second.wait(LIMIT_S)
     rig.go.set()
-    rig.writer.wait_until_finished(LIMIT_S)  # it is no failure to raise
+    rig.writer.wait_until_finished(LIMIT_S)  # a dropped save is no failure: nothing is raised
     assert first.committed
     assert third.committed
     assert rig.steps() == [20, 60]
@@ -120,7 +120,7 @@ def _full_for_rank_0(verb: str, name: str) -> None:
 
 
 def _told(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:
-    """Return writers whose errors have been raised."""
+    """Raise and suppress each writer's pending errors; return the writers."""
     for writer in writers:
         with contextlib.suppress(CheckpointError):
             writer.check_for_errors()
@@ -132,7 +132,7 @@ def _with_pending(pending: Any) -> Callable[..., Snapshot]:
 
 
 def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks would wait for it, so it is saved after all, and the newer one waits."""
+    """The other ranks would wait for the dropped save, so it is saved after all, and the newer one waits."""
     rig, _, second = full(when_full=WhenFull.DROP)
 
     def nobody(self: Saver, request: SaveRequest, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What waits for what when tensors lie on a device; the device's own part needs one."""
+"""Order of copies and waits for tensors on a device; the tests of the device itself need one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60
 BUSY_CYCLES = 4_000_000_000
-"""About two seconds of a device's clock: what `write` must not wait for."""
+"""About two seconds of device work, for which `write` must not wait."""
 
 
 def a_training(device: str = "cpu", width: int = 8) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def take_a_step(state: dict[str, Any], device: str, width: int) -> None:
 
 
 def test_optimizers_are_found_and_own_their_parameters_and_no_buffer() -> None:
-    """None that may be replayed past its hooks: it would not wait by them."""
+    """Capturable optimizers are left out: a graph replay skips their hooks, so their steps would not wait."""
     state = a_training()
     replayed = torch.optim.Adam(torch.nn.Linear(2, 2).parameters(), capturable=True)
     assert optimizers_in({"a": [{"b": (state["optim"], replayed)}], "c": state["model"]}) == [state["optim"]]
@@ -68,7 +68,7 @@ def test_memory_is_pinned_once_and_undone_before_it_goes() -> None:
 
 
 class Devices:
-    """What stands for CUDA here: streams that note what is waited for, and one device that is lost."""
+    """Fakes of CUDA: streams that record the waits on them, and one lost device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, lost: int) -> None:
         self.lost = lost
@@ -166,7 +166,7 @@ def test_the_host_does_not_wait_for_the_copy() -> None:
     need("gpu", torch.cuda.is_available(), "run it on a host with a CUDA device")
     rig = Rig()
     state: dict[str, Any] = {"w": torch.ones(1 << 28, device="cuda"), "step": 1}
-    rig.write(1, state).wait(LIMIT_S)  # memory is pinned now
+    rig.write(1, state).wait(LIMIT_S)  # the first save pins the memory
     torch.cuda.synchronize()
     torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]  # torch's own tests use it
     info = rig.write(2, state)

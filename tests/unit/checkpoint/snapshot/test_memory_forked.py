@@ -1,4 +1,4 @@
-"""What a forked child has of the memory that snapshots lie in."""
+"""The memory of snapshots is absent from a forked child."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = 8 << 20
 
 
 def holds_in_a_child(look: Callable[[], bool]) -> bool:
-    """Tell what a forked child finds."""
+    """Return the result of `look` in a forked child."""
     child = os.fork()
     if child == 0:
         os._exit(0 if look() else 1)
@@ -26,7 +26,7 @@ def test_a_child_that_drops_an_arena_keeps_its_own_memory() -> None:
     del arena
 
     def look() -> bool:
-        # new memory goes where there is room, and dropping the arenas must not take it away
+        # new mappings land at free addresses; dropping the arenas must not unmap them
         own = [mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(8)]
         for block in own:
             block[:4] = b"mine"

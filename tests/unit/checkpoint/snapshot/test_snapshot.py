@@ -1,4 +1,4 @@
-"""Snapshots for an Incremental: hashed where the state lies, and only what the arena has not is copied."""
+"""Snapshots for an Incremental: hashed in place, and only bytes that the arena lacks are copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INCREMENTAL = CheckpointType.INCREMENTAL
 
 
 class Copies:
-    """Counts the bytes that are copied into arenas."""
+    """A copy function that counts the bytes copied into arenas."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
@@ -47,7 +47,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
 
 def a_state() -> dict[str, Any]:
-    """Three chunks, a strided tensor, one of no bytes, and a small one."""
+    """Return three chunks, a strided tensor, one of no bytes, and a small one."""
     random = np.random.default_rng(3)
     return {
         "large": random.integers(0, 255, 2 * CHUNK_BYTES + 4096, dtype=np.uint8),
@@ -134,7 +134,7 @@ def test_the_digests_are_of_the_bytes_in_the_arena_though_somebody_changes_the_s
     state["large"][0] += 1
 
     def changing(into: memoryview, data: memoryview) -> None:
-        state["large"][1] += 1  # after it was hashed, before it is copied
+        state["large"][1] += 1  # between hash and copy
         copy(into, data)
 
     monkeypatch.setattr(snapshot, "copy", changing)
@@ -168,7 +168,7 @@ def test_an_incremental_after_a_full_copies_only_what_has_changed(copies: Copies
 
 
 def test_parts_of_larger_tensors_are_copied_last() -> None:
-    """What the ranks compare is then there first: it is hashed while the parts are still copied."""
+    """The tensors that ranks compare come first, so they are hashed while the parts are still copied."""
     flat = Flat()
     tree = flat.add("", {"part": np.ones(4), "w": np.ones(4), "part2": np.ones(4), "x": np.ones(4)})
     flat.shards |= {name: Shard(global_shape=(8,), offsets=(0,)) for name in ("part", "part2")}

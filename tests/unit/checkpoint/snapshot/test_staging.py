@@ -1,4 +1,4 @@
-"""The first blocks of an image are written while its last are copied, and none before it is there."""
+"""The first blocks of an image are written while its last are copied, and no block before it is copied."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_bytes_are_there_when_all_before_them_are_copied() -> None:
 
     run = threading.Thread(target=staging.run, args=(3,))
     waiting = threading.Thread(target=wait_for, args=(0, 5, 10, 11, 25, 30))
-    go[1].set()  # the second run alone says nothing
+    go[1].set()  # the second run alone releases no waiter
     run.start()
     waiting.start()
     go[0].set()
@@ -71,7 +71,7 @@ def test_what_waits_for_a_copy_that_failed_or_never_began_is_told() -> None:
 
 def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
     class Made:
-        """Gives a state that nobody else holds, as an object's `state_dict()` does."""
+        """Returns a state that nothing else references, as an object's `state_dict()` does."""
 
         def __init__(self) -> None:
             self.given: list[weakref.ref[Any]] = []
@@ -95,7 +95,7 @@ def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
 
 
 class Rig(writer_rig.Rig):
-    """A writer of whose copies and blocks the test hears."""
+    """A writer whose copies and written blocks the test observes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

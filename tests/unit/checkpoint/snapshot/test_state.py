@@ -32,7 +32,7 @@ def round_trip(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, of the same types all the way down, NaN equal to itself."""
+    """Return whether both are equal, with equal types at every level; NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

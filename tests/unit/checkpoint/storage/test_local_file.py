@@ -33,7 +33,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 @pytest.fixture(scope="module")
 def data() -> memoryview:
-    """Bytes that begin at a page."""
+    """Return bytes that begin at a page boundary."""
     room = allocate(SIZE, inherited=True)[:SIZE]
     room[:] = random.Random(0).randbytes(SIZE)
     return room.toreadonly()
@@ -47,7 +47,7 @@ def unaligned(data: memoryview) -> memoryview:
 
 @pytest.fixture(params=["direct", "refused at open", "refused at use"])
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Direct I/O as this file system has it, and two that have none."""
+    """Direct I/O as this file system has it, and two variants without: refused at open, refused at use."""
     real_open = os.open
 
     def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -105,7 +105,7 @@ def test_what_is_written_is_read_again(storage: LocalStorage, data: memoryview, 
 
 @pytest.mark.parametrize("cut", [1, 4095, 4096, 4097, DIRECT_BYTES + 1, 2 * DIRECT_BYTES - 1])
 def test_parts_meet_anywhere(storage: LocalStorage, data: memoryview, cut: int) -> None:
-    """Their edges share a page, which is never written past the cache by one and through it by another."""
+    """Their edges share a page: all writes of that page go through the page cache, or all go around it."""
     for order in ((0, 1), (1, 0)):
         sink = storage.sink(f"x{order[0]}")
         sink.begin(SIZE)
@@ -181,7 +181,7 @@ class _Refusing:
 def test_a_link_whose_answer_was_lost_is_ones_own(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server of NFS that was restarted says of the repetition that the name is taken."""
+    """The client repeats the link after an NFS server's restart, and is answered that the name is taken."""
     link = os.link
 
     def repeated(*names: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_link_whose_answer_was_lost_is_ones_own(
 def test_a_name_that_another_process_was_told_of_stays_although_its_folder_is_not_synced(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """t1: the name is there. t2: another process is told so. t3: the creator's sync of the folder fails."""
+    """t1: the name exists. t2: another process sees that. t3: the creator's sync of the folder fails."""
     other, sync = LocalStorage(storage.root, nonce=lambda: "other"), local_file.sync_folder
     told: list[bool] = []
 

@@ -26,7 +26,7 @@ def some_bytes(count: int, seed: int = 0) -> memoryview:
     return memoryview(bytearray(random.Random(seed).randbytes(count)))
 
 
-# -- sharing work out -------------------------------------------------------------------------
+# -- distribution of work ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
@@ -173,7 +173,7 @@ def test_digests_of_many_chunks() -> None:
 
 
 class Read:
-    """An object of several blocks, in memory, and its checks."""
+    """An in-memory object of several blocks, and its checks."""
 
     def __init__(self, size: int = 2 * BLOCK + 100) -> None:
         self.storage = MemoryStorage()
@@ -254,7 +254,7 @@ with Images(storage, "f") as images:
 
 @pytest.mark.parametrize("limit", [24, 64])
 def test_any_number_of_images_is_read_with_few_open_files(tmp_path: Path, limit: int) -> None:
-    """A large world, or an Incremental of many bases, lies in more images than a process may open."""
+    """A large world's checkpoint, or an Incremental with many bases, has more images than a process may open."""
     arguments = [str(tmp_path), "100", str(limit)]
     done = subprocess.run([sys.executable, "-c", MANY, *arguments], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

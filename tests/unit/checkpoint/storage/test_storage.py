@@ -1,4 +1,4 @@
-"""What is special about files; what every storage does is in `tests/contract/storage`."""
+"""File storage only; the tests for every storage are in `tests/contract/storage`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_folder_without_permission_is_a_storage_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-# -- holding ----------------------------------------------------------------------------------
+# -- holds ------------------------------------------------------------------------------------
 
 
 def test_a_hold_is_seen_by_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ sys.stdin.read()
 def test_a_hold_is_seen_where_locks_are_byte_ranges_as_on_nfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There an exclusive lock needs a descriptor that may write, and a shared one that may read."""
+    """On NFS an exclusive lock needs a writable descriptor, and a shared lock a readable one."""
     flock = fcntl.flock
 
     def as_nfs_does(file: IO[bytes], operation: int) -> None:
@@ -165,7 +165,7 @@ def test_where_there_are_no_locks_all_counts_as_held(
 def test_a_lock_that_fails_where_there_are_some_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else others would find the claim free, and clear away what this process saves."""
+    """Otherwise other processes would find the claim free, and remove this process's save."""
 
     def fail(file: IO[bytes], operation: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -180,7 +180,7 @@ def test_a_lock_that_fails_where_there_are_some_is_an_error(
     assert not local(tmp_path).is_held("claim")
 
 
-# -- looking ----------------------------------------------------------------------------------
+# -- existence checks -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP])
@@ -188,7 +188,7 @@ def test_a_lock_that_fails_where_there_are_some_is_an_error(
 def test_what_cannot_be_looked_at_is_not_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, code: int
 ) -> None:
-    """In Python 3.14 `Path.exists` is False for any error: nothing may hang on that."""
+    """In Python 3.14 `Path.exists` is False for any error, so the storage must not rely on it."""
     storage, stat = local(tmp_path), os.stat
     put(storage, "folder/x", b"1")
 
@@ -218,7 +218,7 @@ def test_only_what_is_not_there_is_absent(tmp_path: Path, name: str) -> None:
     assert storage.exists("folder")
 
 
-# -- making -----------------------------------------------------------------------------------
+# -- construction -----------------------------------------------------------------------------
 
 
 def test_create_once_leaves_nothing_but_its_object(tmp_path: Path) -> None:

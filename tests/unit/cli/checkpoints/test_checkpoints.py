@@ -1,4 +1,4 @@
-"""`strata checkpoints` on a storage root alone: every command, and what it refuses."""
+"""`strata checkpoints` on a storage root, without coordinators: every command and its refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def where(tmp_path: Path) -> Path:
 
 
 def run(*words: object, code: int = 0, answer: str = "") -> str:
-    """Run a command in this process; return what it said, an error's message and hint included."""
+    """Run a command in this process; return its output, with an error's message and hint."""
     result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words)], input=answer)
     said = result.output
     found = result.exit_code
@@ -75,7 +75,7 @@ def restored(where: Path) -> dict[str, Any]:
     return state
 
 
-# -- looking ----------------------------------------------------------------------------------
+# -- list, show, verify, compare -------------------------------------------------------------------
 
 
 def test_a_root_is_listed_and_one_of_it_shown(where: Path) -> None:
@@ -167,7 +167,7 @@ def test_two_are_compared(where: Path) -> None:
     assert "nothing is different" in run("diff", 10, 10, "-s", where)
 
 
-# -- which one --------------------------------------------------------------------------------
+# -- choosing a checkpoint ---------------------------------------------------------------------
 
 
 def known() -> Iterator[CheckpointMetadata]:
@@ -213,7 +213,7 @@ def test_a_word_that_names_none_or_several_is_refused() -> None:
         chosen(list(known()), "10", alone=True)
 
 
-# -- keeping ----------------------------------------------------------------------------------
+# -- retention and deletion ------------------------------------------------------------------
 
 
 def test_what_is_pinned_or_tagged_stays_until_it_is_not(where: Path) -> None:
@@ -270,7 +270,7 @@ def test_what_crashes_left_is_collected_and_what_is_being_saved_is_not(where: Pa
     assert not held.exists(), "whoever held it is gone"
 
 
-# -- moving -----------------------------------------------------------------------------------
+# -- export, import, fork, repair -----------------------------------------------------------------
 
 
 def test_a_model_is_exported_for_other_programs(where: Path, tmp_path: Path) -> None:

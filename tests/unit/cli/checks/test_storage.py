@@ -1,4 +1,4 @@
-"""What `strata doctor` makes of storage roots: folders and buckets."""
+"""The findings of `strata doctor` on storage roots: folders and buckets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(Path, "hardlink_to", refused)
-    monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # as a mount without locks: nobody is refused
+    monkeypatch.setattr(
+        fcntl, "flock", lambda *_: None
+    )  # as on a mount without locks: every caller gets the lock
     finding = found(tmp_path)["storage"]
     assert finding.level == "FAIL"
     assert finding.says.endswith("cannot link files (link) and cannot lock files (flock)")
@@ -140,7 +142,7 @@ def found_mount(folder: Path) -> str:
     return finding.says
 
 
-# -- how it is mounted
+# -- mount options
 
 MOUNTS = """\
 22 1 8:1 / / rw - ext4 /dev/vda rw
@@ -240,7 +242,7 @@ def test_a_network_file_system_is_said_to_be_one(
     assert findings["storage shared"].commands == (f"strata doctor --shared --storage {tmp_path}",)
 
 
-# -- whether other hosts share it
+# -- a root shared by hosts
 
 
 def shared(root: Path) -> Finding:
@@ -250,7 +252,7 @@ def shared(root: Path) -> Finding:
 def test_a_mark_of_another_mount_proves_that_the_root_is_shared(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    there.symlink_to(here)  # the same files under another path, as another mount shows them
+    there.symlink_to(here)  # the same files under another path, as on another mount
     assert shared(here).level == "WARN", "nobody has been here"
     assert shared(here).level == "WARN", "its own mark proves nothing"
     seen = shared(there)
@@ -284,7 +286,7 @@ def test_without_the_option_no_mark_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# -- whose it is
+# -- owners of a root
 
 
 def test_a_root_says_its_mode_its_clusters_and_its_id(tmp_path: Path) -> None:

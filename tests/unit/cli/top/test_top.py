@@ -1,4 +1,4 @@
-"""What `strata top` shows, and what its keys change."""
+"""`strata top`: the pages it draws, its keys, and the resources it requests."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_sorting_goes_through_the_columns_that_are_there() -> None:
 
 def test_the_ranks_that_need_a_look_come_first_and_silent_ones_last() -> None:
     seen = job_seen()
-    worst = pressed([">"] * 7, View(job="gpt"), seen)  # by the score against others
+    worst = pressed([">"] * 7, View(job="gpt"), seen)  # sorted by the score against other ranks
     assert worst is not None
     assert worst.order.by == "PEERS"
     assert rank_rows(worst, seen)[0] == 3
@@ -333,7 +333,7 @@ def test_help_takes_any_key_to_go_away_but_q_quits() -> None:
     assert pressed(["q"], helped, job_seen()) is None
 
 
-# -- without a screen
+# -- a snapshot, without a screen
 
 
 def test_a_snapshot_has_every_rank() -> None:
@@ -344,11 +344,11 @@ def test_a_snapshot_has_every_rank() -> None:
     assert listed[-1] == "! gpt: rank 3 stands still at step 1207 (data) for 42 s"
 
 
-# -- reading
+# -- reading resources
 
 
 class Answers:
-    """A client that answers with what it was given, and counts."""
+    """A client that answers with the given resources, and records the requested paths."""
 
     def __init__(self, **more: Any) -> None:
         self.asked: list[str] = []
@@ -477,7 +477,7 @@ def test_a_part_that_does_not_fit_into_an_answer_costs_that_part_and_not_the_pag
         assert any(each.startswith("goodput   87.2 %") for each in lines)
         assert any(each.startswith("saved     step 1,200") for each in lines)
     assert any("301000 bytes" in each.plain for each in snapshot(seen, 120, now_ms=NOW_MS))
-    # it is asked for again with what changes slowly, not every second
+    # the refused resource is requested again together with the slowly changing ones, not every second
     client.asked.clear()
     again = look(client.resource, "gpt", seen, all_of_it=False)
     assert (again.not_shown, "/jobs/gpt/ranks" in client.asked) == (seen.not_shown, False)

@@ -93,7 +93,7 @@ def test_leaving_is_for_ones_own_workers(server: UnaryServer) -> None:
 
 
 def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) -> None:
-    """The credential that the connection began with is over: the only endpoint is dialled anew, within the call."""
+    """After the credential expires, the client dials the only endpoint again within the same call."""
     client = CoordinatorClient.connect(server.address)
     assert client.status().answered_by == "one"
     answer, refusals = server.answers[GetStatusRequest], [errors.Unauthenticated("it expired")]
@@ -139,7 +139,7 @@ def test_a_replica_that_does_not_answer_is_left_for_one_that_does(server: UnaryS
             other.hanging.clear()
         (dead,) = free_ports(1)
         where = f"127.0.0.1:{dead}" if how == "nobody listens" else other.address
-        for _ in range(5):  # wherever it starts
+        for _ in range(5):  # the first endpoint is drawn at random
             with CoordinatorClient.connect([where, server.address]) as client:
                 began = time.monotonic()
                 assert client.call(GetStatusRequest(), timeout_s=5, attempt_s=0.2).answered_by == "one"
@@ -158,7 +158,7 @@ def test_when_nobody_answers_each_is_named_with_its_error() -> None:
 
 
 def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server: UnaryServer) -> None:
-    """One client, kept while its coordinator is away, and asked with little time each time."""
+    """One client lives through its coordinator's outage, and each of its calls has a short timeout."""
     with CoordinatorClient.connect(server.address, timeout_s=0.5) as client:
         server.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
         for _ in range(6):  # the pauses grow to 2 s
@@ -200,7 +200,7 @@ def test_a_client_goes_on_once_the_control_plane_is_restored(server: UnaryServer
         server.revision = 100
         client.world()
         server.uid, server.revision = f"{server.uid}.1.77aa", 7
-        client.world()  # the answer of the restored one counts from now on
+        client.world()  # revisions of the restored control plane count from now on
         refused = iter((True, False))
 
         def answer(_: object) -> object:
@@ -315,12 +315,12 @@ def test_registering_a_dataset(server: UnaryServer) -> None:
                 registry.register("train", shards=8, uri=uri)
 
 
-# -- where its coordinators come from
+# -- the source of its coordinators' addresses
 
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process that nothing tells of coordinators."""
+    """Run in a process without any setting that names coordinators."""
     monkeypatch.chdir(tmp_path)
     for name in ("STRATA_ENDPOINTS", "STRATA_JOB", "STRATA_SOCKET"):
         monkeypatch.delenv(name, raising=False)

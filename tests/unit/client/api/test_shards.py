@@ -1,4 +1,4 @@
-"""A listener hears every assignment once, whatever happens to the dataset between two of them."""
+"""A listener receives every shard assignment once, whatever happens to the dataset between two assignments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a relayed watch goes on while endpoints refuse it, or are down."""
+"""A relayed watch continues while endpoints refuse it or are down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVED = WatchResponse(token=Token(uid="uid-1", revision=7))
 
 
 class Endpoints:
-    """What each endpoint by its name does with a watch: serves it once, or fails with an error."""
+    """Endpoints by name: each serves a watch once, or fails it with an error."""
 
     def __init__(self, **answers: errors.StrataError | None) -> None:
         self.answers = answers
@@ -29,7 +29,7 @@ class Endpoints:
 
     @asynccontextmanager
     async def connected(self, endpoint: Endpoint, **_: Any) -> AsyncIterator[Connection]:
-        yield Connection(channel=endpoint, metadata=())  # type: ignore[arg-type]  # `Watch` wants no more of it
+        yield Connection(channel=endpoint, metadata=())  # type: ignore[arg-type]  # `Watch` uses nothing else of it
 
     def stub(self, endpoint: Endpoint) -> Any:
         self.at = endpoint.host

@@ -58,7 +58,7 @@ def _is_committed(record: CheckpointMetadata) -> bool:
 
 
 def saved(cluster: Cluster, catalog: CoordinatedCatalog, step: int) -> CheckpointMetadata:
-    """Take a world of one rank to the seal."""
+    """Save `step` in a world of one rank, up to the seal."""
     record = catalog.begin(SaveRequest(step=step))
     catalog.ack(record, CheckpointAck(digest="d", size_bytes=1))
     return catalog.seal(
@@ -187,7 +187,7 @@ def test_a_late_rank_is_told_that_the_attempt_was_given_up(cleared: bool) -> Non
     record = catalogs[0].begin(SaveRequest(step=20))
     late = catalogs[1].begin(SaveRequest(step=20))
     catalogs[0].abort(record, "rank 0: disk full")
-    cluster.job.save(40)  # what was given up goes once there is a newer commit
+    cluster.job.save(40)  # a newer commit removes the aborted attempt
     catalogs[0].delete(record)
     if cleared:
         cluster.call(pb.DeleteCheckpointRequest(step=20, attempt=record.id, finished=True))

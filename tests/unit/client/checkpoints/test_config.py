@@ -187,6 +187,6 @@ def test_a_setting_that_is_none_is_named(setting: dict[str, Any]) -> None:
 
 def test_what_is_no_client_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="client is a int") as error:
-        CheckpointManager(tmp_path / "root", client=5)  # type: ignore[arg-type]  # on purpose
+        CheckpointManager(tmp_path / "root", client=5)  # type: ignore[arg-type]  # wrong on purpose
     assert "strata.connect()" in error.value.hint
     assert not (tmp_path / "root").exists()

@@ -1,4 +1,4 @@
-"""`CheckpointManager` under coordinators, which are the catalog's decisions and nothing else."""
+"""`CheckpointManager` with coordinators, reduced to the catalog's decisions."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_p
 
 
 def test_one_rank_alone_does_not_fall_back(cluster: Cluster, tmp_path: Path) -> None:
-    """The others would begin elsewhere: where a world begins is decided for all."""
+    """The other ranks would restore another step: one restore point holds for all ranks of a world."""
     with managers(cluster, tmp_path) as ranks:
         save(ranks, 20, w=np.ones(4))
         save(ranks, 40, w=np.ones(4))
@@ -266,7 +266,7 @@ def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed
     assert len(folders(tmp_path)) == 1 + marked
 
 
-# -- whose root -------------------------------------------------------------------------------
+# -- ownership of a storage root --------------------------------------------------------------
 
 
 def test_a_root_is_of_one_mode_and_a_jobs_folder_of_one_cluster(cluster: Cluster, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_what_is_deleted_meanwhile_is_not_copied(cluster: Cluster, tmp_path: Pat
     assert len(list((tmp_path / "far").glob("job/step-000000000020-*/COMMIT"))) == 1
 
 
-# -- what the coordinators will not have copied: who is told, and that it is never taken for copied
+# -- copies that the coordinators reject: the caller gets the error, and the checkpoint never counts as copied
 
 
 FROZEN = np.arange(4096.0)
@@ -359,7 +359,7 @@ REPLICA = Replica(folder="job/step-20", attempt="x20", manifest_digest="m", step
 
 
 def incremental(both: list[Any], step: int, become: CheckpointType) -> list[CheckpointInfo]:
-    """Save on all ranks what shall become that."""
+    """Save on all ranks as incremental; each checkpoint must end with the type `become`."""
     state = {"frozen": FROZEN, "w": np.full(4, float(step))}
     infos = [manager.save_state(state, step, 0, "incremental") for manager in both]
     for info in infos:

@@ -1,4 +1,4 @@
-"""Damage that a rank finds: read again, told, looked at by another host, and what those who wait learn."""
+"""Damage that a rank finds: it reads again and reports it, another host verifies, and waiting ranks get the verdict."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_read_right_the_second_time_is_what_was_saved(
 
 
 def saved_by_two_hosts(tmp_path: Path) -> Cluster:
-    """Save step 10, a rank on each host; return the control plane."""
+    """Save step 10 with one rank on each of two hosts; return the control plane."""
     cluster = Cluster(a=1, b=1)
     with managers(cluster, tmp_path) as ranks:
         for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in ranks]:
@@ -87,7 +87,7 @@ def saved_by_two_hosts(tmp_path: Path) -> Cluster:
 
 
 def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Path) -> None:
-    """The other host found the bytes as they were saved: this one's memory or disk controller lies."""
+    """The other host read the saved bytes intact, so this host's memory or disk controller is faulty."""
     cluster = saved_by_two_hosts(tmp_path)
     damage(tmp_path, 10)
     (record,) = cluster.records()
@@ -111,7 +111,7 @@ def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Pa
 
 
 def test_a_missing_file_is_no_damage_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """It may be put back, or mounted: no other host is asked, and no older step is taken."""
+    """The file may come back with a mount: the rank asks no other host, and restores no older step."""
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10, 20)
     (image,) = tmp_path.glob("job/step-000000000020-*/*.safetensors")
@@ -128,7 +128,7 @@ def test_a_missing_file_is_no_damage_and_is_named(cluster: Cluster, tmp_path: Pa
 def test_a_catalog_that_lost_the_newest_names_what_lies_intact_in_storage(
     cluster: Cluster, tmp_path: Path, lost: str
 ) -> None:
-    """etcd was put back: its newest checkpoint was removed since, and it does not know those that came later."""
+    """etcd was restored from a backup: storage no longer has its newest checkpoint, and it knows no later ones."""
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10)
         older = cluster.copy()
@@ -138,7 +138,7 @@ def test_a_catalog_that_lost_the_newest_names_what_lies_intact_in_storage(
         shutil.rmtree(folder)
     else:
         next(iter(folder.glob("*.safetensors"))).unlink()
-    damage(tmp_path, 30)  # by one bit: whether a checkpoint is whole goes by its files and their sizes
+    damage(tmp_path, 30)  # by one bit: completeness is judged by the files and their sizes
     next(iter(tmp_path.glob("job/step-000000000020-*/*.safetensors"))).unlink()
     with (
         manager(older, tmp_path, restores=True) as ckpt,
@@ -149,7 +149,7 @@ def test_a_catalog_that_lost_the_newest_names_what_lies_intact_in_storage(
 
 
 class Watched(LocalStorage):
-    """Takes down what was opened to be read."""
+    """Record the files that were opened for reading."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, nonce=lambda: "n")
@@ -185,7 +185,7 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
 
 
 def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Path) -> None:
-    """Its file system is not mounted, or it has a disk of its own at this path: what is missing there says nothing."""
+    """A file missing there proves nothing: the file system is not mounted, or the path is a disk of that host."""
     cluster = saved_by_two_hosts(tmp_path)
     (tmp_path / "job").rename(tmp_path / "elsewhere")
     (record,) = cluster.records()
@@ -207,7 +207,7 @@ def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Pa
 
 
 class Away(LocalStorage):
-    """Cannot be read."""
+    """A storage that cannot be read."""
 
     def source(self, name: str) -> Any:
         raise StorageError(f"{name}: Input/output error")
@@ -246,7 +246,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
 
 
 def saved_twice(cluster: Cluster, tmp_path: Path) -> tuple[Path, Path]:
-    """Save step 10 near and far; return where."""
+    """Save step 10 to the near and the far storage; return both paths."""
     near, far = tmp_path / "near", tmp_path / "far"
     with manager(cluster, near, replica_path=far) as ckpt:
         save(ckpt, 10)
@@ -255,7 +255,7 @@ def saved_twice(cluster: Cluster, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
-    """Return what is reported from now on, as it comes."""
+    """Return a list that collects every damage report from now on."""
     reports: list[pb.ReportDamageRequest] = []
     cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
     return reports
@@ -286,7 +286,7 @@ def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_co
     cluster: Cluster, tmp_path: Path
 ) -> None:
     near, far = saved_twice(cluster, tmp_path)
-    near.rename(tmp_path / "on the host that saved")  # disks of their own at the same path
+    near.rename(tmp_path / "on the host that saved")  # each host has a disk of its own at this path
     damage(far, 10)
     reports = reports_to(cluster)
     with (

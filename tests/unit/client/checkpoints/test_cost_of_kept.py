@@ -1,4 +1,4 @@
-"""What a save asks of storage and of coordinators, which must not depend on how many checkpoints are kept."""
+"""The number of storage and coordinator requests of a save, which must not depend on the number of kept checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW, MANY = 4, 60
 
 
 class Counting(MemoryStorage):
-    """Counts what is asked of it."""
+    """Count the requests to a storage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def kept_by(count: int, *, all_stay: bool) -> Keep:
 @pytest.mark.parametrize("all_stay", [True, False])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_of_one_storage(all_stay: bool, earlier: bool) -> None:
-    """Also where an earlier process saved them: this one proves those with its first save."""
+    """True also if an earlier process saved them: this process verifies those with its first save."""
 
     def asked(kept: int) -> Counter[str]:
         storage, keep = Counting(), kept_by(kept, all_stay=all_stay)
@@ -84,7 +84,7 @@ def test_of_two_storages(all_stay: bool) -> None:
         catalog = local_catalog(storage)
         for step in range(1, kept + 3):
             saved(storage, catalog, step, keep)
-            far.objects |= near.objects  # as a replicator has them
+            far.objects |= near.objects  # as the replicator copies them
         near.take(), far.take()
         saved(storage, catalog, kept + 3, keep)
         return near.take(), far.take()
@@ -123,7 +123,7 @@ def test_of_s3(all_stay: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("by_dcp", [True, False])
 def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
-    import torch  # noqa: PLC0415  # only here
+    import torch  # noqa: PLC0415  # imported by this test only
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save  # noqa: PLC0415  # as above
 
     from strata.integrations.dcp import StrataWriter  # noqa: PLC0415  # as above
@@ -155,12 +155,12 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
     assert pb.ListCheckpointsRequest.__name__ not in many, "it lists all that are kept"
 
 
-# -- and what stays safe ----------------------------------------------------------------------
+# -- older checkpoints stay safe --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("looked_at", [LocalCatalog.all, LocalCatalog.latest])
 def test_an_older_one_stays_while_the_newest_is_damaged_however_often_it_was_proven(looked_at: Any) -> None:
-    """Here its damage comes after all were proven to this process, and nobody has looked since."""
+    """The damage comes after this process verified every checkpoint, and no read has happened since."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     for step in (1, 2):
@@ -183,7 +183,7 @@ def test_one_that_another_process_half_removed_is_swept() -> None:
     earlier.go_back()
     saved(storage, catalog, 3, Keep())
     folder = earlier.folder(catalog.all()[0])
-    del storage.objects[f"{folder}/COMMIT"]  # the other one died after that
+    del storage.objects[f"{folder}/COMMIT"]  # the earlier process removed this file first, then died
     assert [c.step for c in catalog.all()] == [2, 3]
     saved(storage, catalog, 4, Keep())
     assert folder not in storage.list()

@@ -1,4 +1,4 @@
-"""Two storages, and damage in either: the nearest copy that proves good is restored, and it is said."""
+"""Two storages and damage in either: a restore uses the nearest intact copy, and logs the damage."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def two(path: Path) -> CheckpointManager:
 
 
 def save(path: Path, *steps: int, copied: bool = True) -> None:
-    """Save these steps near, and, if they are to be `copied`, far."""
+    """Save these steps to the near storage and, if `copied`, to the far one."""
     with two(path) if copied else CheckpointManager(path / "near", capture_rng=False) as manager:
         for step in steps:
             manager.save_state(state(step), step)
 
 
 def restored(path: Path, step: int | None = None) -> int | None:
-    """Return the step that `restore` says it is, whose values it is."""
+    """Return the restored step, after checking that the values are those of that step."""
     with two(path) as manager:
         found = state(0)
         checkpoint = manager.restore(found, step)
@@ -85,7 +85,7 @@ def test_a_good_far_copy_is_taken_and_said(
     damaged(tmp_path / "near", 2, pattern, damage)
     assert restored(tmp_path) == 2
     assert restored(tmp_path, 2) == 2
-    if damage is not remove:  # what is not here is no damage: a new host has nothing near
+    if damage is not remove:  # a missing near copy is no damage: a new host has none
         warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert any(pattern in said and f"{tmp_path}/far" in said for said in warnings), warnings
 
@@ -95,7 +95,7 @@ def test_where_no_copy_is_good_the_step_before_is_taken_loudly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, damage: Damage
 ) -> None:
     save(tmp_path, 1)
-    save(tmp_path, 2, copied=False)  # it never came that far
+    save(tmp_path, 2, copied=False)  # it was never copied
     damaged(tmp_path / "near", 2, pattern, damage)
     assert restored(tmp_path) == 1
     errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
@@ -134,7 +134,7 @@ def far_size(path: Path, step: int) -> int:
 
 
 def flip_first(file: Path) -> None:
-    """Flip a bit of the first chunk of an image; `flip` is one of the last."""
+    """Flip a bit in the first chunk of an image; `flip` damages one of the last chunks."""
     data = bytearray(file.read_bytes())
     data[CHUNK_BYTES // 2] ^= 1
     file.write_bytes(data)
@@ -185,7 +185,7 @@ def test_a_repair_takes_along_what_an_incremental_needs_and_is_none_where_both_a
 
 
 def repaired(path: Path, step: int, *, to: str = "whole") -> object:
-    """Make a whole checkpoint of both copies, and return the weights that it restores."""
+    """Copy one whole checkpoint from both damaged copies, and return the weights that it restores."""
     near, far, target = (LocalStorage(path / name, nonce=lambda: "n") for name in ("near", "far", to))
     (folder,) = {found.name for found in path.glob(f"*/step-{step:012d}-*")}
     root.claim(target, root.STANDALONE)
@@ -198,7 +198,7 @@ def repaired(path: Path, step: int, *, to: str = "whole") -> object:
 
 
 def saved_after(path: Path, step: int, *, far: bool = True) -> list[CheckpointType]:
-    """Restore in a process of its own, then save two Incrementals from `step` on; return what came of them."""
+    """Restore in a new manager, save two Incrementals from `step` on, and return their types."""
     settings: dict[str, Any] = {"replica_path": path / "far"} if far else {}
     with CheckpointManager(path / "near", capture_rng=False, **settings) as manager:
         found = state(0) | {"hot": 0}
@@ -217,7 +217,7 @@ WHOLE_ONCE = [CheckpointType.FULL, CheckpointType.INCREMENTAL]
 def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_anew(
     tmp_path: Path, damage: Damage
 ) -> None:
-    """Nor on what only the far storage has, as on a new host: each copy is whole by itself."""
+    """Nor does a save build on a checkpoint that only the far storage has: each copy is complete by itself."""
     save(tmp_path, 2)
     damaged(tmp_path / "near", 2, "*.safetensors", damage)
     assert saved_after(tmp_path, 3) == WHOLE_ONCE
@@ -229,7 +229,7 @@ def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_ane
 def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
     tmp_path: Path, far: bool
 ) -> None:
-    """Step 3 has the weights from step 1, as step 2 has, which is the one that was read."""
+    """Steps 2 and 3 both take their weights from step 1, and only step 2 was read."""
     settings: dict[str, Any] = {"replica_path": tmp_path / "far"} if far else {}
     with CheckpointManager(tmp_path / "near", capture_rng=False, **settings) as manager:
         for step, kind in ((1, "full"), (2, "incremental"), (3, "incremental")):
@@ -247,7 +247,7 @@ def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
 
 
 def test_nothing_is_built_on_an_image_that_the_copier_found_damaged(tmp_path: Path) -> None:
-    """Nothing was read here but by the copy, which fails; what is in memory is good, and is saved whole."""
+    """Only the copier read the image, and its copy fails. The state in memory is intact and is saved whole."""
     with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
         manager.save_state(state(7) | {"hot": 1}, 1).wait(20)
     damaged(tmp_path / "near", 1, "*.safetensors", flip)
@@ -264,7 +264,7 @@ def test_nothing_is_built_on_an_image_that_the_copier_found_damaged(tmp_path: Pa
 
 
 def assert_whole(root: Path, step: int, *, value: int = 7) -> None:
-    """The newest checkpoint of one copy is that of `step`, with the weights of `state(value)`."""
+    """Assert that the newest checkpoint below `root` is that of `step`, with the weights of `state(value)`."""
     with CheckpointManager(root, capture_rng=False) as manager:
         found = state(0)
         checkpoint = manager.restore(found)
@@ -274,7 +274,7 @@ def assert_whole(root: Path, step: int, *, value: int = 7) -> None:
 
 
 def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> None:
-    """Its manifests are good, so it is the newest there is; what it holds of a tensor that stays is not."""
+    """Its manifests are intact, so it is the newest checkpoint, but the bytes of an unchanged tensor are damaged."""
     with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
         for step in (1, 2):
             manager.save_state(state(7) | {"hot": step}, step)
@@ -291,7 +291,7 @@ def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(
     source = LocalStorage.source
 
     def away(storage: LocalStorage, name: str) -> Source:
-        if storage.root == tmp_path / "far":  # a server that goes away in the middle
+        if storage.root == tmp_path / "far":  # a server that goes down in the middle
             raise StorageError(f"{name} cannot be asked for")
         return source(storage, name)
 
@@ -315,7 +315,7 @@ def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path, monkeypatch: py
 
     def broken(storage: LocalStorage, name: str) -> Sink:
         if storage.root == tmp_path / "far" and name.startswith("step-"):
-            raise OSError("the device is gone")  # what no storage of ours raises
+            raise OSError("the device is gone")  # no storage of ours raises this
         return sink(storage, name)
 
     monkeypatch.setattr(LocalStorage, "sink", broken)

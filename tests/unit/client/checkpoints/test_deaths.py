@@ -1,7 +1,7 @@
-"""A rank of two dies at each step of a save: catalog and storage agree, and the next world goes on.
+"""One of two ranks dies at each step of a save: catalog and storage still agree, and the next world continues.
 
-A rank that is dead does nothing any more: here its thread stops for good where it would have died.
-What SIGKILL leaves of a process on disk is tried in tests/crashes; here it is what the others see.
+A dead rank acts no more: here its thread stops for good at the point of its death, as the other ranks would see it.
+tests/crashes covers the state that SIGKILL leaves of a process on disk.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def state_of(step: int, rank: int) -> dict[str, Any]:
 
 
 class Dead(BaseException):
-    """A thread that is dead leaves its frames at the end of the test."""
+    """Raised in a dead thread at the end of the test, to unwind its frames."""
 
 
 class Death:
-    """Stops one rank's thread as it is about to take its nth step; 0: nobody's."""
+    """Stop one rank's thread just before its nth step; with 0, stop no thread."""
 
     def __init__(self, nth: int) -> None:
         self.nth = nth
@@ -73,7 +73,7 @@ class World:
         self.cluster = Cluster(a=1, b=1)
         self.told: list[int] = []
         self.cancelled = threading.Event()
-        """The survivors give up: nobody waits for the dead for ever."""
+        """Set when the survivors give up: none waits for the dead rank for ever."""
 
     def storage(self, on_step: Callable[[str], None] = unobserved) -> LocalStorage:
         return LocalStorage(self.root, nonce=lambda: f"n{next(_numbers)}", on_step=on_step)
@@ -110,7 +110,7 @@ class World:
 
 
 def a_death(root: Path, victim: int, nth: int) -> tuple[World, Death]:
-    """Return a world that saved step 20 whole, and of whose ranks one died while step 40 was saved."""
+    """Return a world that committed step 20, and whose rank `victim` died during the save of step 40."""
     world, death = World(root), Death(nth)
     for thread in world.save(20, {}):
         thread.join(LIMIT_S)
@@ -119,7 +119,7 @@ def a_death(root: Path, victim: int, nth: int) -> tuple[World, Death]:
     if nth:
         assert death.came.wait(LIMIT_S)
         for thread in alive:
-            thread.join(GRACE_S)  # what needs nothing of the dead any more comes about
+            thread.join(GRACE_S)  # steps that do not need the dead rank complete
         world.cancelled.set()
     for thread in alive:
         thread.join(LIMIT_S)
@@ -128,7 +128,7 @@ def a_death(root: Path, victim: int, nth: int) -> tuple[World, Death]:
 
 
 def complaints(world: World) -> Iterator[str]:
-    """Yield what is wrong when the next world begins."""
+    """Yield each inconsistency found when the next world begins."""
     world.cluster.next_world()
     storage = world.storage()
     by_folder = {record.path.rpartition("/")[2]: record for record in world.cluster.records()}

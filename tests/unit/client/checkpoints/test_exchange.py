@@ -1,4 +1,4 @@
-"""What one rank makes of the rounds at which ranks tell each other what they hold."""
+"""One rank's view of the exchange rounds, in which ranks tell each other which tensors they hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Round = Callable[[bytes], dict[int, bytes]]
 
 
 class Script:
-    """Rank 0's session and catalog: each round ends as the next of `rounds` says."""
+    """Rank 0's session and catalog, scripted: each round ends as the next item of `rounds` prescribes."""
 
     world_size = 2
     rank = 0
@@ -70,7 +70,7 @@ def say(
 
 
 def other(*, attempt: str = "a1", step: int = 7, stage: int = 1) -> bytes:
-    """Return what rank 1 sends for another attempt or stage."""
+    """Return the message that rank 1 sends for another attempt or stage."""
     script: Any = Script(met)
     exchange = RankExchange(script, script, wait_s=1, round_s=0.01)
     exchange(dataclasses.replace(RECORD, id=attempt, step=step), stage, b"rank", cancelled=threading.Event())
@@ -91,7 +91,7 @@ def test_a_round_with_a_message_of_another_save_or_stage_counts_for_nobody(their
 
 
 def test_what_this_rank_sent_for_an_earlier_save_is_not_taken_for_its_message_now() -> None:
-    """A call that gave up leaves its arrival open, and the next call hears that round's outcome."""
+    """A call that timed out leaves its arrival open, and the next call receives the outcome of that round."""
     before = other(attempt="a0", step=6)
     script = Script(lambda _: {0: before, 1: before}, met)
     assert say(script) == [b"mine", b"rank"]
@@ -143,7 +143,7 @@ def test_a_late_rank_passes_rounds_that_broke_without_it_at_once() -> None:
 )
 def test_what_ends_a_comparison(rounds: Any, found: Any, error: type[Exception], says: str) -> None:
     script = Script(*rounds, found=found)
-    if error is Unavailable:  # a round lasts a moment
+    if error is Unavailable:  # let each round take a moment
         wait = script.barrier
         script.barrier = lambda *a, **b: (threading.Event().wait(0.005), wait(*a, **b))[1]  # type: ignore[method-assign]
     with pytest.raises(error, match=says):

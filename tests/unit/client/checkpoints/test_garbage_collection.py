@@ -1,4 +1,4 @@
-"""What ranks do for checkpoints beyond their own saves: policy, chores, readers."""
+"""Upkeep of a job's checkpoints by ranks, besides their own saves: retention policy, maintenance tasks, readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster() -> Cluster:
     return Cluster(a=1)
 
 
-# -- the policy -------------------------------------------------------------------------------
+# -- the retention policy ---------------------------------------------------------------------
 
 
 def test_the_rules_are_handed_over_and_what_they_give_up_is_removed(cluster: Cluster, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_policy_holds_from_the_start_and_no_limit_takes_an_older_one_away(
 
 
 def no_policy(why: StrataError) -> Callable[[object], None]:
-    """Have rules of what stays refused."""
+    """Return a hook that refuses every retention policy with `why`."""
 
     def on_call(request: object) -> None:
         if isinstance(request, SetRetentionRequest):
@@ -85,7 +85,7 @@ def no_policy(why: StrataError) -> Callable[[object], None]:
 def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
     cluster: Cluster, tmp_path: Path, why: StrataError
 ) -> None:
-    """It is no error of the saves; the second one comes about with an etcd that was put back from a backup."""
+    """A refused policy fails no save. The second case occurs after etcd was restored from a backup."""
 
     cluster.on_call = no_policy(why)
     with manager(cluster, tmp_path, keep_count=1) as ckpt:
@@ -101,7 +101,7 @@ def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
 def test_a_policy_that_this_caller_may_not_set_is_an_error_of_who_asked_for_it(
     cluster: Cluster, tmp_path: Path, why: StrataError
 ) -> None:
-    """No later pass can hand it over, and without it every checkpoint stays."""
+    """No later attempt can succeed, and without the policy every checkpoint stays."""
 
     cluster.on_call = no_policy(why)
     ckpt = manager(cluster, tmp_path, keep_count=1)
@@ -134,7 +134,7 @@ def test_rank_0_of_a_generation_that_is_over_does_not_hand_its_rules_over(
         carry_out(cluster.job.store, cluster.job.epoch, settled=True)
         with manager(cluster, tmp_path, keep_count=5) as new:
             save(new, 20)
-            old.delete(10)  # and removes its bytes, with a pass like that after a commit
+            old.delete(10)  # and removes its bytes, with a pass like the one after a commit
     held = retention(cluster.view())
     assert held is not None
     assert held.record.keep == Keep(latest=5)
@@ -148,13 +148,13 @@ def test_the_same_rules_hold_without_coordinators(tmp_path: Path) -> None:
         assert ckpt.all_steps() == [40, 80, 100, 110]
 
 
-# -- chores -----------------------------------------------------------------------------------
+# -- maintenance tasks ------------------------------------------------------------------------
 
 
 def test_a_save_that_storage_has_as_committed_is_adopted_and_not_cleared(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The keyspace is older than the storage: it was restored from a backup."""
+    """The keyspace is older than the storage, since it was restored from a backup."""
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10)
         (entry,) = cluster.view().checkpoints()

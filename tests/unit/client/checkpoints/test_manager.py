@@ -1,4 +1,4 @@
-"""`CheckpointManager` without coordinators, and what a loop asks of any manager about one step."""
+"""`CheckpointManager` without coordinators, and a training loop's questions to any manager about one step."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_explicit_step_is_restored_and_what_follows_is_newer(tmp_path: Path) 
         assert manager.all_steps() == [20, 30, 40]
 
 
-# -- nothing corrupt is ever loaded -----------------------------------------------------------
+# -- corrupt data is never loaded -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [MARKER, "manifest.json", "rank-00000.json", "rank-00000.safetensors"])
@@ -164,16 +164,16 @@ def test_settings_may_come_as_a_config_and_be_overridden(tmp_path: Path) -> None
 
 def test_arguments_of_the_wrong_kind_are_refused(manager: CheckpointManager) -> None:
     with pytest.raises(InvalidArgument, match="epoch"):
-        manager.save(b"", 1, epoch="x")  # type: ignore[arg-type]  # on purpose
+        manager.save(b"", 1, epoch="x")  # type: ignore[arg-type]  # wrong on purpose
     for step in (-1, 1.5, True, "7", 10**12):
         with pytest.raises(InvalidArgument, match="step"):
-            manager.save(b"", step)  # type: ignore[arg-type]  # on purpose
+            manager.save(b"", step)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="save_state"):
-        manager.save({"a": 1}, 1)  # type: ignore[arg-type]  # on purpose
+        manager.save({"a": 1}, 1)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="mapping"):
-        manager.save_state([1], 1)  # type: ignore[arg-type]  # on purpose
+        manager.save_state([1], 1)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="metadata"):
-        manager.save(b"", 1, metadata={"a": 1})  # type: ignore[dict-item]  # on purpose
+        manager.save(b"", 1, metadata={"a": 1})  # type: ignore[dict-item]  # wrong on purpose
 
 
 def test_bytes_and_states_are_not_taken_for_each_other(manager: CheckpointManager) -> None:
@@ -249,7 +249,7 @@ def test_closing_twice_is_harmless_and_then_nothing_is_saved(tmp_path: Path) -> 
         manager.save(b"x", 1)
 
 
-# -- what a loop asks of a `CheckpointManager` about one step: whether to save it, to delete it, which is best
+# -- a training loop's questions about one step: whether to save it, to delete it, and which step is best
 
 
 LIMIT_S = 20
@@ -373,7 +373,7 @@ def test_a_save_is_in_progress_until_it_is_committed(tmp_path: Path) -> None:
         assert not manager.is_saving_in_progress()
 
 
-# -- the original names -----------------------------------------------------------------------
+# -- the original names of settings -----------------------------------------------------------
 
 
 def test_a_configuration_may_be_given_by_its_other_names_and_in_the_first_place(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_a_configuration_may_be_given_by_its_other_names_and_in_the_first_place(
         CheckpointManagerConfig(checkpoint_dir="a", storage_backend="nfs")
 
 
-# -- what cannot be removed
+# -- files that cannot be removed
 
 
 def steps_in(root: Path) -> dict[int, Path]:
@@ -399,7 +399,7 @@ def steps_in(root: Path) -> dict[int, Path]:
 def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(
     tmp_path: Path, ended: bool
 ) -> None:
-    """Neither a checkpoint, nor what is left of a save that never ended."""
+    """It may be a committed checkpoint or the rest of an unfinished save."""
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2, 3, 4):
             manager.save(b"x", step=step).wait()

@@ -1,4 +1,4 @@
-"""What all ranks hold equal in a save is written once, anything else by each rank, at every save anew."""
+"""Tensors that are equal on all ranks are written once per save, all others by each rank; every save decides anew."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def save(
     states: Sequence[Mapping[str, Any]],
     kind: CheckpointType = CheckpointType.FULL,
 ) -> int:
-    """Return how many bytes the images of all ranks have."""
+    """Save on every rank; return the total size in bytes of all ranks' images."""
     infos = [
         manager.save_state(states[rank], step, checkpoint_type=kind) for rank, manager in enumerate(ranks)
     ]
@@ -252,7 +252,7 @@ def test_what_is_declared_must_be_equal(cluster: Cluster, tmp_path: Path) -> Non
 def test_a_plan_that_differs_between_ranks_is_never_committed(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were a message changed on its way, one rank would take for equal what the others do not."""
+    """If a message were altered in transit, one rank would take a tensor for equal that the others do not."""
     states = [state_of_rank(rank, differs=["model.large"]) for rank in range(3)]
     told = exchange.RankExchange.__call__
 

@@ -1,4 +1,4 @@
-"""A restore from what cannot be read, or not by this release: an error, never the step before it."""
+"""A checkpoint that is unreadable, or too new for this release, fails the restore; no older step is used."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_a_newer_release_saved_is_neither_damaged_nor_passed_over(
     save(tmp_path, 1, 2)
     with monkeypatch.context() as patch:
         patch.setattr(document, "to_bytes", _of_version_9(document))
-        patch.setattr(documents, "VERSION", 9)  # the newer release reads what it writes
+        patch.setattr(documents, "VERSION", 9)  # so the newer release accepts its own documents
         save(tmp_path, 3)
     here = state(0)
     with (

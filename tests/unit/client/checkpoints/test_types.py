@@ -31,7 +31,7 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
 
 
 def a_state() -> dict[str, Any]:
-    """Three chunks in one tensor, one in another, and some that are smaller."""
+    """Return a state: one tensor of three chunks, one of one chunk, and some smaller values."""
     return {
         "big": np.arange(3 * CHUNK_BYTES // 8, dtype=np.float64),
         "one": np.zeros(CHUNK_BYTES // 4, dtype=np.float32),
@@ -41,7 +41,7 @@ def a_state() -> dict[str, Any]:
 
 
 def saved(manager: CheckpointManager, state: Any, step: int, kind: CheckpointType = INCREMENTAL) -> int:
-    """Save, and return how many bytes of tensors the image has."""
+    """Save, and return the number of tensor bytes in the image."""
     info = manager.save_state(state, step, 0, kind).wait(LIMIT_S)
     return info.bytes_written - HEADER_BYTES
 
@@ -137,7 +137,7 @@ def test_a_flipped_bit_of_a_base_is_found_in_all_that_use_it_and_the_one_before_
     saved(manager, {**state, "one": state["one"] + 2}, 3)
     path = image(tmp_path, 2)
     data = bytearray(path.read_bytes())
-    data[HEADER_BYTES + 5] ^= 1  # in `big`, which step 3 has from step 2
+    data[HEADER_BYTES + 5] ^= 1  # in `big`, which step 3 takes from step 2
     path.write_bytes(data)
     with pytest.raises(CheckpointCorrupt, match=f"{path.parent.name}/rank-00000.safetensors: tensor big"):
         manager.restore(a_state(), step=3)
@@ -147,7 +147,7 @@ def test_a_flipped_bit_of_a_base_is_found_in_all_that_use_it_and_the_one_before_
     assert found.step == 1
 
 
-# -- what Incrementals use stays --------------------------------------------------------------
+# -- files that Incrementals use are kept -----------------------------------------------------
 
 
 def test_what_an_incremental_uses_stays_as_long_as_it_does(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.unit.coordinator.rig import in_rig
 
 @asynccontextmanager
 async def coordinator(*, up: bool = True) -> AsyncIterator[FakeReplica]:
-    """Have whoever joins meet one replica, which serves "a:1" and "b:1"."""
+    """Let every join reach one replica, which serves as "a:1" and "b:1"."""
     board = Switchboard(delay_s=0.0005)
     made = FakeReplica(board, "a:1")
     made.answer = lambda up: made.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
@@ -83,7 +83,7 @@ async def connect(
 
 
 async def joined(met: FakeReplica, number: int = 1, **more: Any) -> RankClient:
-    """Join as the `number`-th session that this replica meets."""
+    """Join as the `number`-th session of this replica."""
     join = asyncio.create_task(connect(**more))
     await greeted(met, number)
     await asyncio.sleep(0.1)
@@ -151,7 +151,7 @@ async def test_a_standalone_trainer_in_a_restored_cluster_counts_its_rounds_anew
 async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(
     met: FakeReplica, code: int
 ) -> None:
-    """Or the training would be done, and its members taken for dead: the job would wait for them for ever."""
+    """Otherwise the training would be done and its members presumed dead, and the job would wait for them for ever."""
     client = await joined(met)
     met.down()
     closing = asyncio.create_task(client._close(code, "the training is done"))
@@ -191,14 +191,14 @@ async def test_who_gives_up_while_its_registration_is_under_way_leaves(met: Fake
     met.welcome(met.links[-1])
     with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 2 s"):
         await join
-    await met.next("leave")  # of its agent: there is no member without a process
+    await met.next("leave")  # its agent leaves: there is no member without a process
 
 
 @in_rig(coordinator)
 async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
     met: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once it is a member: endpoints at which nobody answers are told within minutes."""
+    """The limit applies once the rank is a member; unanswering endpoints are reported within minutes."""
     caplog.set_level(logging.WARNING, logger="strata.client")
     join = asyncio.create_task(connect(timeout_s=None))
     await greeted(met, 1)
@@ -233,7 +233,7 @@ def test_endpoints_and_job_come_from_the_file_where_nobody_says_them(
     assert "strata.toml" in told.value.hint
 
     with closing(socket.socket()) as silent:
-        silent.bind(("127.0.0.1", 0))  # and nobody listens there
+        silent.bind(("127.0.0.1", 0))  # and no process listens there
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         Path("strata.toml").write_text(f'endpoints = ["{where}"]\njob = "no name"\n')
         with pytest.raises(errors.InvalidArgument, match="no name"):

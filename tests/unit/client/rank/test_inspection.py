@@ -69,7 +69,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path
     with capture_logs() as logs:
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
         await asyncio.sleep(0.01)
-        gc.collect()  # asyncio reports an error that nobody has retrieved when its task is collected
+        gc.collect()  # asyncio reports an unretrieved error when its task is collected
         await asyncio.sleep(0)
     assert [(line["event"], line["rank"], line["reason"]) for line in logs] == [
         ("rank.not_looked_at", 3, "OSError: no more processes")

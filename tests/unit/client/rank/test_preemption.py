@@ -1,4 +1,4 @@
-"""All ranks are told of a preemption from the same step on, whoever hears of it first."""
+"""All ranks act on a preemption from the same step on, whichever rank receives the notice first."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LIMIT_S = 20.0
 
 
 class Ranks:
-    """The sessions of a world's ranks, as far as a point uses them."""
+    """The sessions of a world's ranks, with the calls that a `PreemptionPoint` uses."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.said: dict[int, bytes] = {}
         self.round: dict[int, bytes] = {}
-        """What was said in the round that all have come to: a quick rank may say something in the next one already."""
+        """The payloads of the round that all ranks reached; a fast rank may already send one for the next round."""
         self.meeting = threading.Barrier(size, action=self._close)
         self.broken = False
         self.each = [Rank(self, rank) for rank in range(size)]
@@ -86,10 +86,10 @@ def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
 
     def train(rank: int) -> int:
         for step in itertools.count(0, 2):
-            collective.wait(LIMIT_S)  # nobody is more than a step ahead
+            collective.wait(LIMIT_S)  # no rank is more than a step ahead of another
             if points[rank].reached(step):
                 return step
-            if step == 0:  # the notice reaches each rank, wherever the others hold it up
+            if step == 0:  # the notice reaches each rank, wherever it waits for the others
                 threading.Timer(rng.random() / 100, ranks.each[rank].hear).start()
         raise AssertionError("nobody stopped")
 
@@ -117,7 +117,7 @@ def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_newer_generation_agrees_anew(broken: bool) -> None:
-    """Whether the ranks of the one before agreed or not; also on a notice heard before it was rejoined."""
+    """It does so whether the generation before agreed or not, and for a notice that arrived before the rejoin."""
     ranks = Ranks(1)
     (rank,) = ranks.each
     point = PreemptionPoint(rank, storage_uri="x")

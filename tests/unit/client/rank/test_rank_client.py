@@ -39,18 +39,18 @@ def barrier(
 
 
 def left_open(client: RankClient, name: str = "b") -> None:
-    """Call a barrier whose end is nobody's affair here; the session's end is its own."""
+    """Enter a barrier and ignore how it ends; the session's end may break it."""
     barrier(client, name).add_done_callback(lambda call: call.cancelled() or call.exception())
 
 
 async def arrived(r: Rig, number: int) -> Arrival:
-    """Return the arrival of the `number`-th message of arrivals."""
+    """Return the only arrival in the `number`-th message of arrivals."""
     (one,) = (await r.serving.next("arrivals", after=number)).arrivals
     return cast("Arrival", one)
 
 
 def reports_of(r: Rig) -> list[RankProgress]:
-    """Return what the rank's session is given to send, as it comes."""
+    """Return a list that collects the progress reports that the rank's session is given to send."""
     told: list[RankProgress] = []
     r.session.progress = lambda _generation, ranks: told.extend(ranks)  # type: ignore[method-assign,assignment]  # what is handed on
     return told
@@ -106,7 +106,7 @@ async def test_a_local_deadline_is_unavailable_and_the_retry_is_the_same_round(
 
 @in_virtual_time()
 async def test_the_end_of_a_round_that_nobody_waits_for_any_more_is_logged_by_nobody() -> None:
-    """Python 3.14 on hands the failure of what was shielded to the loop, which prints it."""
+    """From Python 3.14 on, asyncio hands the failure of a shielded future to the loop, which prints it."""
     logged: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
     async with rank_client() as (r, client):
@@ -326,7 +326,7 @@ async def test_of_several_steps_the_newest_is_sent_with_what_all_of_them_cost(
     assert (told[-1].step, told[-1].phase) == (41, "eval")
     client.progress(42)
     client.progress(43)
-    client._reports.send()  # as its close does
+    client._reports.send()  # as `close` does
     assert told[-1].step == 43
 
 
@@ -400,14 +400,14 @@ async def test_a_step_counts_though_what_is_to_be_said_of_the_training_cannot_be
     assert [(each.step, each.HasField("training")) for each in told] == [(1, False), (2, False)]
 
 
-# -- a rank that cannot save says so: with each of its words, and once for the record
+# -- a rank that cannot save reports it with each progress report, and once for the record
 
 
 HOLD = SaveHold(step=20, reason="disk full", host="a", held_s=3.0)
 
 
 async def last_said(r: Rig, number: int) -> RankProgress:
-    """Return what the rank said in the `number`-th message of progress."""
+    """Return the rank's report in the `number`-th message of progress."""
     (said,) = (await r.serving.next("progress", after=number - 1)).ranks
     assert isinstance(said, RankProgress)
     return said
@@ -461,7 +461,7 @@ async def test_nobody_is_troubled_when_the_session_is_over(r: Rig, client: RankC
     await asyncio.sleep(1)
 
 
-# -- what a rank's log says of its connection: each kind of trouble once, not once a try or endpoint
+# -- a rank logs each kind of connection failure once, not once a try or an endpoint
 
 
 def test_tries_at_several_endpoints_are_one_line(caplog: pytest.LogCaptureFixture) -> None:

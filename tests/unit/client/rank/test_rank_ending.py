@@ -1,4 +1,4 @@
-"""How a rank says that it ends, and what it waits for."""
+"""How a rank reports its end, and which answers it waits for."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,7 @@ def test_a_rank_tells_its_agent_what_the_end_of_its_process_does_not() -> None:
 
 @in_virtual_time()
 async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """Also when its replica is lost only after it was told: that may go unnoticed for a while."""
+    """It also logs this if it loses its replica after sending the report: that may go unnoticed for a while."""
     async with rank_client() as (r, client):
         closing = asyncio.create_task(client._close(0, "why"))
         await r.serving.next("rank_exit")
@@ -119,7 +119,7 @@ async def test_an_end_that_is_refused_was_not_told_unless_something_newer_is_why
 
 
 def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseException | None]:
-    """Close a client in a thread of its own while nobody, or somebody, hears how it ended."""
+    """Close a client in a thread of its own; `answered` tells whether a replica receives the report of its end."""
     background = BackgroundLoop()
     stack = AsyncExitStack()
 
@@ -146,7 +146,7 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     error: list[BaseException] = []
 
     class Interrupted(Future[Any]):
-        """What the main thread waits for when a handler of the program's own raises."""
+        """A future for the main thread whose wait ends when a signal handler of the program raises."""
 
         def result(self, timeout: float | None = None) -> Any:
             if threading.current_thread() is not thread:
@@ -157,7 +157,7 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     def close() -> None:
         try:
             client.close(code=code, reason="why")
-        except BaseException as raised:  # noqa: BLE001  # it is what the test looks at
+        except BaseException as raised:  # noqa: BLE001  # the test looks at it
             error.append(raised)
 
     if interrupted:
@@ -169,7 +169,7 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
             future.add_done_callback(lambda ended: wrapped.set_result(ended.result()))
             return wrapped
 
-        background.submit = handing_out  # type: ignore[method-assign]  # the program's signal handler, as it were
+        background.submit = handing_out  # type: ignore[method-assign]  # in the role of the program's signal handler
     thread = threading.Thread(target=close)
     thread.start()
     waiting.result()
@@ -192,7 +192,7 @@ def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> Non
     def close() -> None:
         try:
             client.close()
-        except BaseException as error:  # noqa: BLE001  # looked at below
+        except BaseException as error:  # noqa: BLE001  # the test looks at it
             raised.set_result(error)
         else:
             raised.set_result(None)

@@ -1,4 +1,4 @@
-"""The watch over ranks that do nothing, in virtual time."""
+"""The watch for stalled ranks, in virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DUMP = 'Thread 0x1 (most recent call first):\n  File "train.py", line {rank} in 
 
 
 class Node:
-    """A watch, and what it told, asked and killed."""
+    """A stall watch, with its reports, its stack requests and the ranks it killed."""
 
     def __init__(self, *, evict: bool = False) -> None:
         self.told: list[RankProgress] = []
@@ -71,7 +71,7 @@ class Node:
         self.watch.hear(generation, [RankProgress(rank=rank, step=step, phase=phase)])
 
     async def train(self, ranks: int, steps: int) -> None:
-        """Let ranks do steps of a second each."""
+        """Let ranks run steps of one second each."""
         for step in range(steps + 1):
             for rank in range(ranks):
                 self.say(rank, step)
@@ -148,7 +148,7 @@ async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace
 async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall(node: Node) -> None:
     node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
     await node.train(3, 5)
-    await asyncio.sleep(2.0 + 0.5 + 0.2)  # three times the usual, of which one has passed; a look, the stacks
+    await asyncio.sleep(2.0 + 0.5 + 0.2)  # three usual steps, of which one has passed; a look; the stacks
     late = [told for told in node.told if told.late_ms]
     found = {told.rank: (told.where, told.activity, told.process, told.stalled_ms) for told in late}
     assert found == {
@@ -185,7 +185,7 @@ async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long
     assert set(first) == set(range(40))
     assert all(told.late_ms and not told.where for told in first.values())
     assert {rank for rank, told in first.items() if told.process} == {39}, "it is not asked anything"
-    node.say(0, 6)  # it moves on, and comes to stand still again while the others are asked
+    node.say(0, 6)  # it moves on, and stalls again while the other ranks' stacks are requested
     node.told.clear()
     await asyncio.sleep(3.0 + LOOK_S + 0.1)
     assert [told.rank for told in node.told if told.late_ms and not told.where] == [0]

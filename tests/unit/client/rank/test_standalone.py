@@ -1,4 +1,4 @@
-"""What a standalone process says where it cannot have an agent."""
+"""The errors of a standalone process that cannot start an agent."""
 
 from __future__ import annotations
 

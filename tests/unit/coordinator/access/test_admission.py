@@ -1,4 +1,4 @@
-"""What a request says of job and worker is found in every kind of request."""
+"""The job and the worker that a request names are found in every kind of request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REQUESTS = {
 
 
 def request(method: str, *, job: str, worker: str) -> Any:
-    """Return a request of this kind that names a job and the worker that it speaks for."""
+    """Return a request of this kind that names `job`, and `worker` as its caller."""
     made: Any = REQUESTS[method]()
     fields = made.DESCRIPTOR.fields_by_name
     body = made.registration if "registration" in fields else made.arrival if "arrival" in fields else made
@@ -87,7 +87,7 @@ def test_a_session_is_of_its_own_worker_job_and_cluster() -> None:
             check_session(member("j"), cluster=cluster, job=job, worker=worker)
 
 
-# -- what a replica is itself
+# -- the replica's own identity
 
 NOW = dt.datetime.now(dt.UTC)
 
@@ -155,7 +155,7 @@ def test_a_list_of_jobs_has_those_of_a_limited_identity_only() -> None:
 
 
 class Shows:
-    """The context of a call that comes with a token."""
+    """The context of a call that carries a token."""
 
     def __init__(self, token: str) -> None:
         self._token = token

@@ -1,4 +1,4 @@
-"""What is open ends with the credential that it was admitted by; a newer one of the same identity goes on."""
+"""Open streams end with the credential that admitted them; a newer credential of the same identity reopens them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REVIEW_S = 0.2
 
 
 async def ended(member: Any) -> Unauthenticated:
-    """Return what the session of a member ended with, soon."""
+    """Return the error that ends the session of a member within the limit."""
     async with asyncio.timeout(LIMIT_S):
         await member.over.wait()
     assert isinstance(member.error, Unauthenticated), member.error
@@ -44,7 +44,7 @@ async def ended(member: Any) -> Unauthenticated:
 
 
 async def watching(server: Served, credentials: Credentials, heard: asyncio.Queue[Any]) -> None:
-    """Watch until the end of the stream; note each message, and the end."""
+    """Watch until the stream ends; put each message, and then the error, into `heard`."""
     async with server.channel(credentials) as channel:
         stream: Any = WatchStub(channel).Watch(WatchRequest(job="job"), metadata=shown(credentials))
         try:
@@ -66,7 +66,7 @@ async def next_error(heard: asyncio.Queue[Any]) -> Exception:
 
 @dataclass(slots=True)
 class Tokens:
-    """A replica that takes tokens, and its file of them."""
+    """A replica that accepts tokens, and its token file."""
 
     server: Served
     file: TokenFile
@@ -115,7 +115,7 @@ async def test_a_revoked_token_ends_its_session_and_its_watch_and_no_other(token
             tokens.revoke(bad)
             tokens.revoke(goes)
             error = await ended(members[1])
-            # a watch is ended with its next message
+            # a watch ends at its next message
             server.put(server.context.keys.job("job").root + "x/1", b"{}")
             gone = await next_error(heard)
         assert isinstance(gone, Unauthenticated)
@@ -129,7 +129,7 @@ async def test_a_revoked_token_ends_its_session_and_its_watch_and_no_other(token
         assert sorted(told) == [("sessions", "member w1"), ("watches", "viewer v1")]
         revoked = server.context.measures.revoked
         assert (revoked.child("sessions").value, revoked.child("watches").value) == (1, 1)
-        await asyncio.sleep(3 * REVIEW_S)  # that long nothing happens to the others
+        await asyncio.sleep(3 * REVIEW_S)  # for that long nothing happens to the others
         assert not members[0].over.is_set()
         assert not watches[1].done()
         members[0].drop()
@@ -155,7 +155,7 @@ async def test_a_token_that_is_replaced_costs_a_member_a_reconnect_and_no_genera
         assert not member.over.is_set(), "both count, and nothing happens"
         assert old.token_file is not None
         assert new.token_file is not None
-        new.token_file.replace(old.token_file)  # where the member reads it for its next connection
+        new.token_file.replace(old.token_file)  # from here the member reads it for its next connection
         TokenFile(tokens.file.path).revoke(old.token_file.stem)
         await ended(member)
         await member.connect("", incarnation=incarnation)
@@ -167,7 +167,7 @@ async def test_a_token_that_is_replaced_costs_a_member_a_reconnect_and_no_genera
 async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_no_other(
     tokens: Tokens,
 ) -> None:
-    """As docs/security.md has it: a second token, the file replaced, the first one revoked."""
+    """As in docs/security.md: a second token is added, the file replaced, and the first token revoked."""
     server, heard = tokens.server, asyncio.Queue[Any]()
     old = tokens.add(Role.VIEWER, "v")
 
@@ -199,11 +199,11 @@ async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_
     async with asyncio.timeout(LIMIT_S):
         while not revoked.value:  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.05)
-    await put("x/2")  # with it the stream ends
+    await put("x/2")  # the stream ends at this message
     await put("x/3")
     TokenFile(tokens.file.path).revoke(new.token_file.stem)
     async with asyncio.timeout(LIMIT_S):
-        while revoked.value < 2:  # noqa: ASYNC110  # likewise
+        while revoked.value < 2:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.05)
     server.put(server.context.keys.job("job").root + "x/4", b"{}")
     with pytest.raises(Unauthenticated, match="not one that this cluster accepts"):
@@ -227,13 +227,13 @@ async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens)
 async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A review that pauses judges all by what it read at its beginning."""
+    """A review that pauses judges every stream by the tokens it read at its start."""
     monkeypatch.setattr(admission, "REVIEW_AT_ONCE", 1)
     read = AcceptedTokens.reload
 
     def reload(accepted: AcceptedTokens) -> None:
         read(accepted)
-        tokens.file.path.chmod(0o644)  # refused, once there is something new to read
+        tokens.file.path.chmod(0o644)  # unreadable by the next reload
         tokens.file.path.touch()
 
     async with asyncio.TaskGroup() as tasks:
@@ -257,7 +257,7 @@ async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
 async def test_a_connection_whose_certificate_expired_is_closed_once_a_call_on_it_was_refused(
     tmp_path: Path,
 ) -> None:
-    """A client that reads its files for each connection would be refused for ever otherwise."""
+    """Otherwise a client that reads its files for each new connection would be refused for ever."""
     now = dt.datetime.now(dt.UTC)
     authority = Authority.create(tmp_path / "ca", cluster="default", now=NOW)
     own = issued(authority, tmp_path / "r1", Role.COORDINATOR, "r1", hosts=("127.0.0.1",))
@@ -307,7 +307,7 @@ async def test_a_certificate_ends_its_session_when_it_expires_or_its_authority_g
         }
         members = {}
         for number, (name, credentials) in enumerate(made.items()):
-            # whoever signed it, the server's own is of the first
+            # the server's own certificate is signed by the first authority
             trusting = replace(credentials, ca_file=tmp_path / "first" / "ca.pem")
             members[name] = await server.member(f"w{number}", trusting, tasks).connect("")
         assert "expired on" in (await ended(members["short"])).message

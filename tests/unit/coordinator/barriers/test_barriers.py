@@ -1,4 +1,4 @@
-"""Barriers through three replicas, each at a moment that could lose one."""
+"""Barriers through three replicas, each with a fault that could lose an arrival or an outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREE = ("r1", "r2", "r3")
 
 
 async def released(members: list[Member], round_: int = 1, name: str = "b") -> dict[int, bytes]:
-    """Return the payloads of a round that was released to all."""
+    """Return the payloads of a round, after checking that every member received the same release."""
     outcomes = [await member.outcome(round_, name) for member in members]
     assert {o.result for o in outcomes} == {BARRIER_RESULT_RELEASED}
     assert len({o.SerializeToString(deterministic=True) for o in outcomes}) == 1, "all were told the same"
@@ -122,7 +122,7 @@ async def test_a_replica_that_comes_late_is_told_all_that_is_open(c: Cluster, me
 
 @in_world(*THREE)
 async def test_a_lost_forward_is_repeated_within_about_a_second(c: Cluster, members: list[Member]) -> None:
-    for name in THREE:  # the moment's messages are lost, though every peer looks ready
+    for name in THREE:  # the first forwards are lost, though every peer looks ready
         c[name].service.barriers.forwarding.send = lambda _arrivals: None
     for rank, member in enumerate(members):
         member.arrive([rank])

@@ -1,4 +1,4 @@
-"""Barriers when views are late, members gone, writes refused: what the rules beside the rule are for."""
+"""Barriers with late views, departed members and refused writes: the cases of the secondary barrier rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREE = ("r1", "r2", "r3")
 
 
 async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, name: str = "b") -> float:
-    """Let all arrive as the ranks they are; return how long it took until all were released."""
+    """Let every member arrive for its rank; return the seconds until all were released."""
     began = now()
     for member in members:
         place = (await member.world(generation)).place
@@ -51,7 +51,7 @@ async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads(
     for rank, member in enumerate(members):
         await member.connect(others[rank % 2])
     for other in others:
-        c.partition(leader.name, other)  # nobody sees it die: its lease is waited for
+        c.partition(leader.name, other)  # no peer sees it die, so its lease must expire
     leader.kill()
     members[2].drop()
     await asyncio.sleep(2.0)
@@ -65,7 +65,7 @@ async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads(
 
 
 def written(network: Scripted, part: str) -> int:
-    """Return how often it was tried to write a key with this in its name."""
+    """Return the number of attempts to write a key whose name contains `part`."""
     txns = [call.argument for call in network.calls if isinstance(call.argument, Txn)]
     return sum(any(part in op.key for op in txn.success) for txn in txns)
 

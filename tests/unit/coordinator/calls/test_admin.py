@@ -1,4 +1,4 @@
-"""GetStatus, and the warning of a full etcd."""
+"""GetStatus, and the warning about a full etcd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.coordinator.serving_rig import Cluster, Node, cluster, in_cluste
 
 
 def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
-    """Return what answers for this replica, which hears these peers and has seven sessions."""
+    """Return the admin calls of this replica, with `heard` as its ready peers and seven sessions."""
     calls = AdminCalls(node.context, read, peer_ready=lambda instance: instance in heard, sessions=lambda: 7)
     return Calls(node.context.mirror, calls.rows(), cluster="default")
 

@@ -1,4 +1,4 @@
-"""Every unary answer has at most 256 KiB, however much there is, and its pages are the whole."""
+"""Every unary answer has at most 256 KiB however large its list is, and its pages add up to the whole list."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def worker(number: int) -> WorkerId:
 
 
 def large() -> list[Put]:
-    """Return 2,000 jobs, and a large one: 1,024 members, 5,000 checkpoints, and as much of the rest."""
+    """Return the keys of 2,000 jobs, one with 1,024 members, 5,000 checkpoints and as much of everything else."""
     found: dict[str, Any] = {
         KEYS.leader: records.Leader(
             instance=InstanceId("i-elsewhere"), replica=ReplicaId("elsewhere"), address="e:1"
@@ -145,7 +145,7 @@ def large() -> list[Put]:
 
 @asynccontextmanager
 async def filled() -> AsyncIterator[Cluster]:
-    """Have one replica with all of it, whose leader is elsewhere: nothing changes."""
+    """Run one replica on all those keys. Another replica leads, so no controller changes them."""
     async with asyncio.TaskGroup() as tasks:
         c = Cluster(tasks, members=1, delay_s=0.0)
         puts = large()
@@ -164,7 +164,7 @@ async def filled() -> AsyncIterator[Cluster]:
 
 
 def request(name: str) -> Any:
-    """Return a request of this name about the largest thing that it can be about."""
+    """Return a request of this name about the largest object that it can name."""
     made: Any = UNARY[name]()
     about = {
         "job": "job",
@@ -188,7 +188,7 @@ def request(name: str) -> Any:
 
 
 def put_a_large_round(c: Cluster) -> int:
-    """Record the outcome of a round with as many payloads as one may have; return how many."""
+    """Record a round's outcome with the greatest allowed number of payloads; return that number."""
     count = MAX_ROUND_BYTES // MAX_PAYLOAD_BYTES
     payloads = {rank: records.b64(b"p" * MAX_PAYLOAD_BYTES) for rank in range(count)}
     key = (GENERATION, 1)
@@ -209,7 +209,7 @@ def put_a_large_round(c: Cluster) -> int:
 
 
 def counts(answer: Any) -> dict[str, int]:
-    """Return how long each list of an answer is."""
+    """Return the length of each list in an answer."""
     return {field.name: len(value) for field, value in answer.ListFields() if hasattr(value, "__len__")}
 
 
@@ -245,7 +245,7 @@ async def test_every_unary_answer_is_bounded_and_its_pages_are_the_whole() -> No
             sizes.setdefault(name, []).append(answer.ByteSize())
             return answer
 
-        # what ends, or takes away, what others look at comes last
+        # calls that end or remove an object come after those that read it
         last = ("close", "untag", "delete_ch", "leave", "delete_job")
         for name in sorted(UNARY, key=lambda each: (each.startswith(last), each)):
             try:
@@ -300,7 +300,7 @@ async def test_pages_of_a_world_that_was_replaced_are_no_list(c: Any) -> None:
 
 @in_rig(filled)
 async def test_a_list_that_was_replaced_or_went_between_two_pages_is_begun_again(c: Any) -> None:
-    """A recovery is made of the world and of every assignment: the leader writes these after the world."""
+    """A recovery lists the world and every assignment; the leader writes the assignments after the world."""
     calls, view = c["r1"].service.calls, c["r1"].view
     for name, key in (
         ("get_world", JOB.head),
@@ -319,6 +319,6 @@ async def test_a_list_that_was_replaced_or_went_between_two_pages_is_begun_again
             await c["r1"].context.mirror.fresh()
             with pytest.raises(StaleGeneration, match="begin again"):
                 await calls.answer(name, rest, None)
-            await calls.answer(name, first, None)  # it can be
+            await calls.answer(name, first, None)  # the list can be read from its start
         c.put(key, held)
         await c["r1"].context.mirror.fresh()

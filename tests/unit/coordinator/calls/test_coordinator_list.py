@@ -1,4 +1,4 @@
-"""A coordinator that is gone: what the others say of it, and how it is forgotten."""
+"""A departed coordinator: how the others list it, and how an operator removes it from the list."""
 
 from __future__ import annotations
 

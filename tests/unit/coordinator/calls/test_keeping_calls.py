@@ -1,4 +1,4 @@
-"""Checkpoints after their commit, asked of any replica: the leader marks, whatever comes through whichever."""
+"""Calls about committed checkpoints, through any replica; the leader marks the checkpoints to delete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def ask(node: Node, name: str, request: Any) -> Any:
 
 
 async def save(member: Member, *steps: int, generation: int = 1) -> None:
-    """Save with a world of one rank."""
+    """Save these steps in a world of one rank."""
     author = {
         "worker_id": member.worker,
         "incarnation": member.incarnation,
@@ -83,7 +83,7 @@ async def test_age_is_noticed_when_it_comes(c: Cluster) -> None:
     await committed(c, 20, 40)
     keep = Keep(latest=1, age_ms=10_000)
     await ask(c["r1"], "set_retention", SetRetentionRequest(retention=Retention(keep=keep)))
-    await asyncio.sleep(5)  # virtual time: by now the first would go, were it old enough
+    await asyncio.sleep(5)  # virtual time: by now the first would be deleted, were it old enough
     assert states(c["r2"]) == {20: COMMITTED, 40: COMMITTED}
     await until(c["r2"], {20: DELETING, 40: COMMITTED})
 
@@ -159,7 +159,7 @@ async def test_damage_is_told_to_all_and_a_world_that_waits_for_it_begins_before
     report = pb.ReportDamageRequest(step=40, attempt="x40", host="elsewhere", reason="a bit", generation=2)
     private = await ask(c["r2"], "report_damage", report)
     assert list(private.checkpoint.suspected) == ["primary"]
-    # whoever is on another host is to look
+    # ranks on other hosts are to verify it
     await member.until(lambda: [each for each in member.all("checkpoint") if each.suspected])
     report.host = "third"
     found = await ask(c["r3"], "report_damage", report)

@@ -1,4 +1,4 @@
-"""A link without TLS that flips bits makes up errors: none ends a replica that serves, but that its cluster is gone."""
+"""A link without TLS that flips bits makes up errors: of these only ClusterReplaced ends a serving replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS = ("read", "execute", "grant", "keep_alive", "revoke")
 
 
 def corrupt(client: MemoryClient, answer: Callable[[str], StrataError | None]) -> None:
-    """Let `answer` replace what this client hears, where it returns an error."""
+    """Let `answer` replace this client's results: an error that it returns is raised instead."""
 
     def changed(name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def answered(argument: Any) -> Any:
@@ -36,7 +36,7 @@ def corrupt(client: MemoryClient, answer: Callable[[str], StrataError | None]) -
                 return await call(argument)
             await asyncio.sleep(
                 0.001
-            )  # an answer takes time: a loop that asks again at once would stop the clock
+            )  # an answer takes time, or a loop that retries at once would stop the clock
             raise found
 
         return answered

@@ -42,7 +42,7 @@ def test_what_comes_and_goes_moves_nothing_else() -> None:
         return [job.name for job in jobs], after
 
     first, token = ask("bdfh", "")
-    second, token = ask("acfh", token)  # b and d went, a and c came
+    second, token = ask("acfh", token)  # b and d were removed, a and c added
     assert (first, second, token) == (["b", "d"], ["f", "h"], "")
 
 

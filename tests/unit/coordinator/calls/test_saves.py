@@ -1,4 +1,4 @@
-"""Saves end with their generation, complete ones are committed by anybody, shards follow the world."""
+"""Open saves end with their generation, any replica commits a complete save, and shards follow the world."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_second_head(call: Call) -> bool:
 
 @in_rig(cluster, 0, idle=True)
 async def test_a_save_begun_just_before_the_head_is_given_up_after_it(f: Cluster) -> None:
-    """The leader's view does not show it when the head is written."""
+    """The leader's view does not have the save yet when it writes the head."""
 
     def begins_late(call: Call) -> Fate:
         if is_second_head(call):
@@ -127,7 +127,7 @@ async def test_shards_follow_the_members_of_the_world(f: Cluster, node: Node) ->
     await node.context.mirror.wait_until(lambda view: owners(view) == ("a",))
 
 
-# -- orphans: the clock of grace --------------------------------------------------------------
+# -- orphans: the replica's count of their grace ----------------------------------------------
 
 
 async def gone(node: Node, worker: str) -> float:

@@ -1,4 +1,4 @@
-"""A save whose last ack came through a replica that died of it is committed by the others."""
+"""A replica receives the last ack of a save and dies of it: the others commit the save."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it
         await c["r1"].context.mirror.wait_until(committed)
 
 
-# -- a rank says that it cannot save: every replica shows it, one key has it, every replica logs it
+# -- a rank that cannot save reports it: every replica shows it, one key holds it, every replica logs it
 
 
 @in_world("r1", "r2", "r3")

@@ -1,4 +1,4 @@
-"""Who does not read is owed a bounded amount for a bounded time, then its connection is closed."""
+"""A client that does not read is owed a bounded number of bytes for a bounded time; then its connection is closed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LIST = "/strata.v1.Datasets/ListDatasets"
 
 
 class Unread:
-    """A connection that answers pings and keeps the windows of its streams closed."""
+    """A connection that answers pings and keeps the flow-control windows of its streams closed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -62,7 +62,7 @@ class Unread:
         self.over = asyncio.create_task(polite(reader, writer))
 
     def call(self, path: str, message: Any, *, more: bool = False) -> int:
-        """Make a call that nothing of the answer is read of; return its stream."""
+        """Make a call and read none of its answer; return its stream."""
         self._stream += 2
         self._writer.write(frame(HEADERS, END_HEADERS, self._stream, request(path.encode())))
         self.send(self._stream, message, flags=0 if more else END_STREAM)
@@ -74,7 +74,7 @@ class Unread:
         self._writer.write(frame(DATA, flags, stream, b"\0" + struct.pack(">I", len(body)) + body))
 
     def read(self, *streams: int, size: int = 1 << 24) -> None:
-        """Open the windows after all, by so many bytes."""
+        """Open the windows of these streams by `size` bytes, so that answers can be sent."""
         for stream in (0, *streams):
             self._writer.write(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size)))
 
@@ -122,7 +122,7 @@ async def until(what: Any, *, within_s: float = LIMIT_S) -> None:
 
 
 async def answered(server: Served) -> int:
-    """Return how many replicas somebody else is told of."""
+    """Return the number of replicas that GetStatus lists to another client."""
     async with server.channel(Credentials()) as channel:
         stub: Any = AdminStub(channel)
         return len((await stub.GetStatus(GetStatusRequest(), timeout=5.0)).replicas)
@@ -196,7 +196,7 @@ async def welcomed(server: Served, *workers: str) -> None:
 
 
 async def test_replies_on_sessions_that_nobody_reads_are_owed_like_answers(server: Served) -> None:
-    """Many sessions and many calls on each, as e5 of issue 21: they held 64 MiB a session, for ever."""
+    """Many sessions with many calls each (e5 of issue 21): unbounded, they held 64 MiB a session for ever."""
     workers = ("w0", "w1", "w2")
     async with unread(server) as slow:
         streams = [slow.call(SESSION, hello(worker), more=True) for worker in workers]
@@ -222,7 +222,7 @@ async def test_a_member_that_reads_slowly_is_not_cut_off(server: Served) -> None
         await welcomed(server, "w0")
         for number in range(1, 4):
             slow.send(stream, asked(number))
-            for _ in range(10):  # each answer takes half of the longest time
+            for _ in range(10):  # each answer is read within half of the longest allowed time
                 slow.read(stream, size=32 << 10)
                 await asyncio.sleep(LIMITS.longest_s / 20)
         assert not slow.over.done()
@@ -244,7 +244,7 @@ async def test_a_link_between_replicas_that_is_not_read_ends(server: Served) -> 
 
 
 async def test_a_session_that_ends_unread_does_not_stay(server: Served) -> None:
-    """Its status waits behind its Welcome, which fits no window, and all that it holds with it."""
+    """Its final status queues behind a Welcome that fits no window, and would keep all of the session's memory."""
     async with unread(server) as slow:
         stream = slow.call(SESSION, hello("w0"), more=True)
         await welcomed(server, "w0")

@@ -1,4 +1,4 @@
-"""A relayed watch: ordered, without gaps, resumable; too slow a reader is given the whole state."""
+"""A relayed watch: ordered, without gaps, resumable; a reader that is too slow gets the whole state anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 
 
 class RankObserver:
-    """What a client makes of a watch: a copy of the keys, and the token to resume from."""
+    """A client's state of a watch: a copy of the keys, and the token to resume from."""
 
     def __init__(self, c: Cluster, replica: str, prefix: str = "x/") -> None:
         self.c = c
@@ -51,13 +51,13 @@ class RankObserver:
 
     @asynccontextmanager
     async def begun(self) -> AsyncIterator[AsyncIterator[WatchResponse]]:
-        """Yield what comes after the first answer, which is taken."""
+        """Open the stream and take its first answer; yield the stream of the following ones."""
         async with self.stream() as responses:
             self.take(await anext(responses))
             yield responses
 
     async def follow(self, responses: AsyncIterator[WatchResponse], key: str) -> None:
-        """Take what comes until `key` is there."""
+        """Take answers until `key` is among the keys."""
         while key not in self.keys:
             self.take(await anext(responses))
 
@@ -110,7 +110,7 @@ async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
         watcher.take(await anext(responses))
     put(c, "x/1")
     await c.start("r2")
-    watcher.replica = "r2"  # its history begins after that change
+    watcher.replica = "r2"  # the history of r2 begins after that change
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
     assert (watcher.resyncs, sorted(watcher.keys)) == (2, ["x/1"])
@@ -191,7 +191,7 @@ async def test_what_an_audit_repairs_at_a_revision_that_the_client_knows_is_a_re
         while watcher.resyncs < 2:
             watcher.take(await anext(responses))
     assert watcher.keys == {"x/1": b"new", "x/2": b"{}"}
-    c["r1"].context.mirror.differences = 0  # the one that was to be found
+    c["r1"].context.mirror.differences = 0  # this difference was intended
 
 
 @in_cluster(RankObserver, "r1", replicas=1)

@@ -1,4 +1,4 @@
-"""The loop that controllers run in, and how one's trouble stays its own."""
+"""The loop that drives controllers, and how it keeps the errors of one controller from the others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_changes_during_a_turn_make_one_further_turn(r: Rig) -> None:
 async def test_turns_that_take_long_leave_time_for_others() -> None:
     class Long(Counter):
         async def turn(self) -> float | None:
-            await asyncio.sleep(0.05)  # in real life without ever yielding
+            await asyncio.sleep(0.05)  # a real turn might not yield for that long
             return await super().turn()
 
     async with rig() as r:
@@ -111,7 +111,7 @@ async def test_the_loss_of_the_fence_passes_through(r: Rig) -> None:
 
 
 class Desk(JobController):
-    """Notes which jobs it works on."""
+    """A controller that records the jobs it works on."""
 
     name = "desk"
     tick_s = 1000.0
@@ -130,7 +130,7 @@ class Desk(JobController):
         return self.delay_s.get(name)
 
     async def after(self, seconds: float) -> list[str]:
-        """Return what it worked on meanwhile."""
+        """Return the jobs it works on in the next `seconds`."""
         await asyncio.sleep(seconds)
         worked, self.worked = self.worked, []
         return worked
@@ -138,7 +138,7 @@ class Desk(JobController):
 
 @asynccontextmanager
 async def desk(*jobs: str) -> AsyncIterator[tuple[Rig, Desk]]:
-    """Drive a controller of these jobs."""
+    """Drive a `Desk` for these jobs."""
     async with rig() as r, asyncio.TaskGroup() as tasks:
         for job in jobs:
             r.put(f"jobs/{job}/spec")
@@ -178,7 +178,7 @@ async def test_one_jobs_error_stops_no_other_and_ends_when_it_is_gone() -> None:
         at_desk.bad = {"bad"}
         await asyncio.sleep(1)
         r.put("jobs/good/workers/w")
-        for _ in range(100):  # a flood of changes does not hasten it
+        for _ in range(100):  # a flood of changes does not hasten its next turn
             r.put("jobs/bad/workers/w")
         worked = await at_desk.after(12)
         assert worked.count("good") == 2
@@ -189,7 +189,7 @@ async def test_one_jobs_error_stops_no_other_and_ends_when_it_is_gone() -> None:
         assert await at_desk.after(1) == ["bad"]
 
 
-# -- which changes make a controller look at a job
+# -- changes that make a controller look at a job
 
 JOB = KEYS.job("j")
 
@@ -215,7 +215,7 @@ class Queue(JobController):
     ],
 )
 def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
-    """A world of another size waits for one barrier; a world that cannot begin, for damage: not for acks."""
+    """A world of another size waits for one barrier. A world that cannot begin waits for damage. Neither waits for acks."""
     queue = Queue(keys=KEYS, mirror=Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=float))
     kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
     assert queue.wants(WatchBatch(revision=5, events=(Event(kv=kv),))) is due

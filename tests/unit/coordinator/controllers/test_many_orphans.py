@@ -1,4 +1,4 @@
-"""A replica that is lost together with more members than one transaction deletes."""
+"""A replica is lost together with more members than one transaction deletes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SURVIVORS = 30
 
 
 class Slow(PromptNetwork):
-    """A millisecond each way, but for what a test asks for."""
+    """A network with a millisecond each way, but for the delays and losses that a test sets."""
 
     def __init__(self) -> None:
         self.deletions = 0
         self.lost_from = 1 << 30
         self.answer_s = 0.001
-        """How long the answers to deletions take."""
+        """Delay in seconds of the answers to deletions."""
         self.late = 0
-        """Which deletion takes long to get there; 0: none."""
+        """Number of the deletion that is delayed on its way; 0: none."""
         self.put_s = 0.001
         """How long writes of members' keys take."""
         self.deleting = asyncio.Event()
@@ -57,7 +57,7 @@ class Slow(PromptNetwork):
 
 
 async def trained(c: Cluster, dead: int, network: Slow) -> list[Member]:
-    """Return the members of a world at `r1`, which leads, and `r2`."""
+    """Return the members of one world, some at `r1`, which leads, and `dead` of them at `r2`."""
     await c.start("r1", network=network)
     await c.start("r2", network=Slow())
     spec = worlds_pb2.JobSpec(min_workers=1, max_workers=c.members, settle_s=3.0)
@@ -77,7 +77,7 @@ def left(view: View) -> int:
 @pytest.mark.parametrize(("dead", "answer_s"), [(61, 0.001), (200, 0.001), (400, 0.25)])
 @in_virtual_time()
 async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
-    """Deleted thirty by thirty they would end a generation each, and three without a checkpoint fail the job."""
+    """Deleted in separate groups of thirty, they would end a generation each; three without a checkpoint fail the job."""
     async with cluster(0, members=SURVIVORS + dead) as c:
         network = Slow()
         members = await trained(c, dead, network)
@@ -117,7 +117,7 @@ async def test_who_comes_to_the_session_between_two_parts_is_spared_by_the_secon
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
 async def test_no_world_is_written_while_the_last_part_is_tried_again(c: Cluster) -> None:
-    """One of them was back just before it was deleted, so that none was: the others are still to go."""
+    """One member returned just before its deletion, so that transaction failed: the other members must still be deleted."""
     network = Slow()
     members = await trained(c, 60, network)
     network.late = 2
@@ -149,5 +149,5 @@ async def test_worlds_do_not_wait_for_ever_for_what_cannot_be_deleted(c: Cluster
 
 
 def test_an_attempt_outlasts_a_request_to_one_etcd_member() -> None:
-    """Whoever gives a call up before its own time blames nobody, and asks the same frozen member again."""
+    """A caller that gives up before the request does blames no etcd member, and asks the same frozen one again."""
     assert Timing().request_s < ATTEMPT_S

@@ -1,4 +1,4 @@
-"""Which etcd a coordinator accepts, and how it describes its members."""
+"""The etcd versions that a coordinator accepts, and its description of etcd's members."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD = MemberStatus(
 
 
 def store(**statuses: MemberStatus | StrataError) -> EtcdStore:
-    """A store of which only `cluster.statuses` is ever asked."""
+    """Return a store that implements `cluster.statuses` only."""
 
     class Cluster:
         async def statuses(self) -> dict[str, MemberStatus | StrataError]:

@@ -1,4 +1,4 @@
-"""A replica finds out that etcd takes no writes, and sends nobody elsewhere for it; nobody is deleted."""
+"""A replica detects that etcd takes no writes; it moves no member to another replica, and deletes none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREE = ("r1", "r2", "r3")
 
 
 class Full:
-    """Lets etcd's quota be used up, as every one of its clients sees it: no put, no grant; deletes pass."""
+    """A quota of etcd that is used up for all of its clients: puts and grants fail, deletes pass."""
 
     def __init__(self, c: Cluster) -> None:
         self.on = False
@@ -48,7 +48,7 @@ async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobo
 ) -> None:
     full = Full(c)
     full.on = True
-    await asyncio.sleep(62)  # at rest a dry run a minute
+    await asyncio.sleep(62)  # at rest each replica makes one dry run a minute
     for name in THREE:
         context = c[name].context
         assert "quota is used up" in context.outage()

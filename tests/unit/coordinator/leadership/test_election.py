@@ -1,4 +1,4 @@
-"""Who leads: one an epoch, the next one at once, and nobody by a lease that time has taken."""
+"""The election: one leader an epoch, the next one at once, and no leader whose lease has run out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.unit.coordinator.rig import KEYS, Moment, Rig, Scripted, in_rig, now,
 
 
 class Candidate:
-    """A rig with an election. Its world controller is a task that beats, until `stuck`."""
+    """A rig with an election; its world controller is a task that feeds the watchdog, until `stuck`."""
 
     def __init__(self, r: Rig, name: str) -> None:
         self.rig = r
         self.name = name
         self.skew_s = 0.0
-        """Added to its clock: a suspend that the loop's clock did not see."""
+        """Seconds added to its clock: a suspend that the loop's clock did not see."""
         self.stuck = False
         self.heartbeat = ControllerWatchdog(lambda: now() + self.skew_s)
         self.election = Election(
@@ -59,7 +59,7 @@ class Candidate:
         )
 
     async def retire(self) -> None:
-        """Leave as a replica does that stops."""
+        """Stop the campaign and resign, as a replica does when it stops."""
         assert self.campaigning is not None
         self.campaigning.cancel()
         await asyncio.wait([self.campaigning])
@@ -87,7 +87,7 @@ async def candidate(
 
 @asynccontextmanager
 async def office() -> AsyncIterator[Candidate]:
-    """Run a candidate that leads, in its first office."""
+    """Run a candidate that leads, in its first term."""
     async with candidate(MemoryStore()) as made:
         made.since = await made.election.elected()
         yield made
@@ -191,7 +191,7 @@ async def test_a_leader_whose_key_or_lease_is_taken_away_leaves_its_office(
 
 @in_virtual_time()
 async def test_a_keepalive_answer_proves_nothing() -> None:
-    """etcd#15247: the answer says renewed, and the lease is gone all the same."""
+    """etcd#15247: the answer reports a renewal although the lease has expired."""
 
     class Lying(MemoryStore):
         def keep_alive(self, lease_id: int) -> int:
@@ -209,7 +209,7 @@ def is_campaign(call: Call) -> bool:
 
 
 def once(fate: Fate) -> Scripted:
-    """Give the first campaign a fate of its own."""
+    """Return a network that applies `fate` to the first campaign."""
     return Scripted(meets=is_campaign, fates=[fate])
 
 
@@ -228,7 +228,7 @@ async def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(
 @in_virtual_time()
 async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back(store: MemoryStore) -> None:
     async with candidate(store, "r1", network=once(Fate(delay_s=5.5))) as late:
-        # Somebody else led in between, so r1 won only when its request arrived at last.
+        # Another replica led in between: r1 wins only when its late request arrives.
         store.execute(
             Txn(
                 compares=(absent(KEYS.leader),),
@@ -329,7 +329,7 @@ async def test_a_fence_sends_nothing_when_the_lease_says_so(only: Candidate) -> 
 
 
 def refuse(call: Call) -> Fate:
-    """Let etcd refuse this, as after a role was taken away."""
+    """Let etcd refuse this call, as after a role was revoked."""
     if call.kind in {"grant", "keep_alive", "execute"}:
         raise Refused("etcdserver: permission denied")
     return Fate()
@@ -390,12 +390,12 @@ async def test_resigning_does_what_can_be_done_within_its_callers_limit(
 async def test_a_leader_whose_late_view_hides_that_its_key_went_renews_no_more(
     only: Candidate, sees_its_key: bool
 ) -> None:
-    """A renewal counts only if the key was seen after it; the lease lives on."""
+    """A renewal counts only if the leader saw its key after it. The lease itself lives on."""
     network = only.rig.network
     await asyncio.sleep(5)
     network.watch_s = 12.0
     if not sees_its_key:
         network.says = lambda call: Fate(lost="request" if call.kind == "read" else None)
-    only.rig.store.execute(resign_txn(KEYS, only.since))  # as a follower that deposes it
+    only.rig.store.execute(resign_txn(KEYS, only.since))  # as a follower does that deposes it
     async with asyncio.timeout(1.5 if sees_its_key else 4.1):  # two thirds of the lease
         await only.election.ended(only.since)

@@ -18,7 +18,7 @@ from tests.unit.coordinator.serving_rig import KEYS, Cluster, cluster
 
 
 class SlowKeepAlive(PromptNetwork):
-    """Of the registration's renewals, those on their way while `slow` is set take too long; the watch is late."""
+    """Delay the registration's renewals that are under way while `slow` is set, and the watch by `watch_s`."""
 
     def __init__(self) -> None:
         self.slow = 0
@@ -58,7 +58,7 @@ async def test_one_renewal_without_an_answer_loses_no_registration() -> None:
 
 @in_virtual_time()
 async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late() -> None:
-    """A frozen etcd member delays both: then the leader must not take this replica's members for orphans."""
+    """A frozen etcd member delays both; the leader must not count this replica's members as orphans meanwhile."""
     network = SlowKeepAlive()
     async with cluster(1, members=1) as c:
         await c.start("r2", network=network)
@@ -69,7 +69,7 @@ async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late(
         await asyncio.sleep(3)
         again = not_none(own_key(c, "r2"))
         assert again.create_revision > lost.create_revision
-        await member.connect((await member.next("moved")).addresses[0])  # where the view is not late
+        await member.connect((await member.next("moved")).addresses[0])  # at a replica whose view is not late
         await asyncio.sleep(20)
         network.watch_s = 0.0
         assert own_key(c, "r2") == again, "the late view is no reason to register once more"
@@ -79,7 +79,7 @@ async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late(
 
 @in_virtual_time()
 async def test_who_knows_more_than_a_late_view_is_soon_free_to_go_elsewhere() -> None:
-    """A member whose replica died has five seconds from when that one's name is taken again (PROTOCOLS 5.4)."""
+    """A member of a dead replica has five seconds from the time its leader takes that replica's name (PROTOCOLS 5.4)."""
     network = SlowKeepAlive()
     async with cluster(1) as c:
         await c.start("r2", network=network)
@@ -97,7 +97,7 @@ async def test_who_knows_more_than_a_late_view_is_soon_free_to_go_elsewhere() ->
 
 @in_rig(cluster, 2)
 async def test_who_registers_at_a_replica_that_is_cut_off_is_soon_free_to_go_elsewhere(c: Cluster) -> None:
-    """A member whose replica died may come to one that hears neither etcd nor a peer (PROTOCOLS 5.4)."""
+    """A member of a dead replica may come to one that reaches neither etcd nor a peer (PROTOCOLS 5.4)."""
     cut = c["r2"]
     cut.client.partition()
     c.partition("r1", "r2")

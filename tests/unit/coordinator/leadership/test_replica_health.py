@@ -1,4 +1,4 @@
-"""A sick replica kills nobody: cut off from etcd, frozen, deserted (PROTOCOLS 5.5)."""
+"""A sick replica kills no member: cut off from etcd, frozen, or without sessions (PROTOCOLS 5.5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_generation(c: Cluster, members: Sequence[Member], incarnations: dict[st
 
 
 async def follow(c: Cluster, member: Member) -> None:
-    """Go where the replica sends this member, as the library does."""
+    """Connect to the replica that the serving one sends this member to, as the library does."""
     moved = await member.next("moved")
     await member.connect(moved.addresses[0])
 
@@ -82,7 +82,7 @@ async def test_a_stalled_replica_deletes_nobody_whose_stream_broke_meanwhile(
 ) -> None:
     before = incarnations(members)
     lost = [m for m in members if m.worker in {"w0", "w1"}]
-    c["r1"].skew_s = 30.0  # it was frozen; all that happened meanwhile is due now
+    c["r1"].skew_s = 30.0  # it was frozen; all timers that ran out meanwhile are due now
     for member in lost:
         member.drop()
     await asyncio.sleep(4.5)
@@ -111,8 +111,8 @@ async def test_a_stalled_leader_deletes_no_orphan(c: Cluster) -> None:
     members = [orphan] = await c.world(victim.name)
     before = incarnations(members)
     victim.kill()
-    await asyncio.sleep(7)  # its key is gone for 4 s
-    leader.skew_s = 2.0  # less than what ends its office
+    await asyncio.sleep(7)  # its key has been missing for 4 s
+    leader.skew_s = 2.0  # less than the time that ends its term
     await asyncio.sleep(3)
     assert c.worker(orphan.worker) is not None
     await orphan.connect(leader.name)
@@ -140,7 +140,7 @@ async def test_a_replica_that_lost_all_peers_too_takes_a_few_broken_sessions_for
     c: Cluster, members: list[Member]
 ) -> None:
     before = incarnations(members)
-    lonely = members[:2]  # ranks go by name, and so do the replicas above
+    lonely = members[:2]  # the two at r1: ranks are in the order of the names above
     c.partition("r1", "r2")
     c.partition("r1", "r3")
     await asyncio.sleep(2)

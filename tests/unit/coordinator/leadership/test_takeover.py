@@ -1,4 +1,4 @@
-"""A dead leader is followed at once; one that lives, or may live, is not (PROTOCOLS 4.7)."""
+"""A dead leader is replaced at once; one that lives, or may live, is not (PROTOCOLS 4.7)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leading(c: Cluster) -> list[Node]:
 
 
 async def leader(c: Cluster, *, after: int = 0) -> Node:
-    """Return who acts as leader in an epoch above `after`."""
+    """Return the replica that leads in an epoch above `after`."""
     async with asyncio.timeout(30):
         while True:
             for node in leading(c):
@@ -115,7 +115,7 @@ async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_th
     c.heal(old.name, follower)
     await c.ready()
     healed_at = now()
-    while (current := leading(c)[0]) is not old:  # until the deposed one leads again, by resignations
+    while (current := leading(c)[0]) is not old:  # resign leaders until the deposed replica leads again
         await current.context.election.resign()
         await asyncio.sleep(0.5)
     again = epoch(c)

@@ -1,4 +1,4 @@
-"""Members come, move, die and are replaced; replicas and etcd go away, and nobody dies of it."""
+"""Members come, move, die and are replaced; replicas and etcd fail, and no member is removed for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DETECT_S = 5.0
 
 
 async def gone(c: Cluster, member: Member) -> float:
-    """Return when the key of this member's incarnation went."""
+    """Return the time at which the key of this member's incarnation is deleted."""
     incarnation = member.incarnation
 
     def missing(_view: object) -> bool:
@@ -96,7 +96,7 @@ async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session(c: Clu
     await member.world()
     old = c.member("w0")
     old.incarnation = member.incarnation
-    await old.connect("r2")  # the same boot, while the first stream still stands
+    await old.connect("r2")  # the same boot, while the first stream is still open
     await member.over.wait()
     assert isinstance(member.error, Unavailable)
     assert old.incarnation == member.incarnation
@@ -170,7 +170,7 @@ async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does(
 
 
 class LateRemoval(PromptNetwork):
-    """Loses the answer of the first removal and lets it take effect only much later."""
+    """Lose the answer of the first removal, and let the removal take effect only much later."""
 
     def __init__(self) -> None:
         self.late = False
@@ -233,7 +233,7 @@ async def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile
     member.drop()
     await newcomer.next("welcome")
     assert newcomer.incarnation > member.incarnation
-    # where the old one was served its loss is known at once, elsewhere after its grace
+    # the replica that served the old session knows of its loss at once, others only after its grace
     assert now() - broke < (0.2 if replica == "r1" else GRACE_S + 0.2)
     back = c.member("w0")
     back.incarnation = member.incarnation
@@ -254,7 +254,7 @@ async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed(
 
 @in_cluster(Cluster.joined, "w0", "r1", members=1)
 async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster, member: Member) -> None:
-    c.delete(JOB.worker("w0"))  # the leader took it for an orphan, say
+    c.delete(JOB.worker("w0"))  # for example, the leader took it for an orphan
     await member.over.wait()
     assert isinstance(member.error, Unavailable)
     await member.connect("r1")

@@ -1,4 +1,4 @@
-"""What members report and ask on their sessions: exits of ranks, saves, worlds."""
+"""Members' reports and requests on their sessions: exits of ranks, saves, worlds."""
 
 from __future__ import annotations
 

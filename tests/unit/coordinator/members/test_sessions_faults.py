@@ -1,4 +1,4 @@
-"""Members and their keys when writes are lost, views late, records spoilt, replicas slow to stop."""
+"""Members and their keys when writes are lost, views late, records corrupt, or replicas slow to stop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_no_removal_is_sent_while_etcd_is_silent(c: Cluster) -> None:
 
 
 class BriefTransport:
-    """A transport of a member that comes up and goes down again."""
+    """A transport of a member that connects and disconnects again."""
 
     def __init__(self, member: Member) -> None:
         self.job = "job"
@@ -77,7 +77,7 @@ class BriefTransport:
 async def test_who_was_never_served_where_a_late_hand_over_put_it_has_more_than_the_grace(
     c: Cluster, member: Member, back_s: float | None
 ) -> None:
-    """It was served elsewhere until that moment: no transport of it has failed."""
+    """Another replica served it until that moment, so none of its transports has failed."""
     before = not_none(c.worker("w0"))
     late = dataclasses.replace(before.record, served_by=c["r1"].context.instance)
     c.put(KEY, encode(late))
@@ -104,7 +104,7 @@ async def test_the_grace_begins_anew_with_every_loss(c: Cluster) -> None:
     member = await c.member("w0").connect("r1")
     member.drop()
     await asyncio.sleep(0.9)
-    # the removal is due in 0.1 s, and etcd is asked first for 0.6 s
+    # the removal is due in 0.1 s, but the read of etcd before it takes 0.6 s
     network.says = lambda call: Fate(delay_s=0.6 if call.kind == "read" else 0.0)
     await asyncio.sleep(0.2)
     failure_detector, back = c["r1"].service.failure_detector, BriefTransport(member)
@@ -121,7 +121,7 @@ async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_an
 ) -> None:
     failure_detector = c["r1"].service.failure_detector
     second = BriefTransport(member)
-    second.incarnation = 0  # its registration is not done
+    second.incarnation = 0  # its registration is not complete
     failure_detector.connected(second)
     await asyncio.sleep(0.05)
     member.drop()
@@ -140,7 +140,7 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
     timing, failure_detector = c["r1"].context.timing, c["r1"].service.failure_detector
     unheard = VirtualSession("job", "w0", member.boot, failure_detector)
     failure_detector.connected(unheard)
-    unheard.touch()  # as for a registration whose outcome nobody learned
+    unheard.touch()  # as after a registration whose outcome was lost
     member.drop()
     began_s = now()
     await c["r1"].see(lambda view: view.get(KEY) is None)
@@ -220,13 +220,13 @@ async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_
 
 @in_world("r1", "r1", members=2)
 async def test_who_is_lost_while_removals_end_is_no_error(c: Cluster, members: list[Member]) -> None:
-    failure_detector = FailureDetector(c["r1"].context)  # another one, which attends to nobody
+    failure_detector = FailureDetector(c["r1"].context)  # a second one, to which no member is connected
     running = asyncio.create_task(failure_detector.run())
     await asyncio.sleep(0.5)  # its removals wait for the grace
     running.cancel()
     for _ in range(20):
         for member in members:
-            failure_detector.look("job", member.worker)  # as the view would
+            failure_detector.look("job", member.worker)  # as the view would on a change
         await asyncio.sleep(0)
     await asyncio.wait([running])
     assert running.cancelled()
@@ -234,7 +234,7 @@ async def test_who_is_lost_while_removals_end_is_no_error(c: Cluster, members: l
 
 @in_rig(cluster, 2, members=2)
 async def test_who_comes_back_only_to_leave_is_not_registered_anew(c: Cluster) -> None:
-    """Its replica died over the answer to its leave, which is on record."""
+    """Its replica died before answering its leave, which is recorded in etcd."""
     leaver, stayer = await c.world("r1", "r1")
     leaver.send(leave=session_pb2.Leave())
     await c["r2"].see(lambda view: view.get(JOB.worker(leaver.worker)) is None)

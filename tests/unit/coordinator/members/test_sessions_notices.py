@@ -1,4 +1,4 @@
-"""Notices on sessions: who asks, who is told, and what those hear who are asked to leave and stay."""
+"""Stop notices on sessions: which member requests one, which members receive it, and what leaving and staying ones get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREEMPT, PAUSE, DRAIN = (
 
 
 def begun(c: Cluster) -> None:
-    """Have the ranks met before their first step: else nobody waits for them."""
+    """Release the barrier before the first step: without it the leader waits for no rank at a stop."""
     c.store.execute(release(JOB, BEGIN_BARRIER))
 
 
@@ -30,7 +30,7 @@ async def asks(member: Member, action: int, **more: Any) -> worlds_pb2.StopNotic
 
 
 async def told(member: Member) -> WorldUpdate:
-    """Return the first update with a notice."""
+    """Return this member's first update with a notice."""
 
     def found() -> list[WorldUpdate]:
         return [update for update in member.all("world") if update.HasField("notice")]

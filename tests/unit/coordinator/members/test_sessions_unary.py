@@ -37,14 +37,14 @@ DETECT_S = 5.0
 
 
 async def beat(client: Client, *replicas: str) -> None:
-    """Say that the client is alive, to one replica after the other, until cancelled."""
+    """Send a heartbeat a second, to one replica after the other, until cancelled."""
     for replica in itertools.cycle(replicas):
         await asyncio.sleep(1)
         await client.heartbeat(replica)
 
 
 async def refused(call: Awaitable[object]) -> StrataError:
-    """Return the error that a call ends with."""
+    """Return the error that fails the call."""
     with pytest.raises(StrataError) as caught:
         await call
     return caught.value
@@ -99,14 +99,14 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, c
         assert entry.create_revision == client.incarnation
         return entry.record.served_by
 
-    c.partition("r1", "r2")  # r2 does not reach it
+    c.partition("r1", "r2")  # r2 does not reach r1
     await asyncio.sleep(2)
     await client.heartbeat("r2")
     assert served_by() == "instance-r2-2"
     c.heal("r1", "r2")
     await c.ready()
     for link in c.board.links("r3", peer_address("r2")):
-        link.stall()  # it may be frozen: nothing is heard of it, and it still counts as ready
+        link.stall()  # it looks frozen: r3 receives nothing from it, and still counts it as ready
     began = now()
     await client.heartbeat("r3")
     assert now() - began < 1.2
@@ -129,7 +129,7 @@ async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_th
     await asyncio.sleep(2)
     waiting = c.tasks.create_task(client.heartbeat("r2"))
 
-    def give_up(_written: Revision) -> None:  # its deadline, at the worst moment
+    def give_up(_written: Revision) -> None:  # the client's deadline, at the worst moment
         waiting.cancel()
 
     leave = c.store.subscribe(give_up)
@@ -358,7 +358,7 @@ async def test_jobs_are_listed_and_an_unknown_one_is_not_found(c: Cluster, clien
 
 
 def bare(worker: str) -> members_pb2.HeartbeatRequest:
-    """What a stub sends that knows no other call; the servicer fills in the job."""
+    """Return the heartbeat of a stub that knows no other call; the servicer fills in the job."""
     return members_pb2.HeartbeatRequest(job="job", worker_id=worker)
 
 
@@ -390,7 +390,7 @@ async def test_bare_heartbeats_of_several_workers_make_one_world_that_outlives_e
         asyncio.create_task(_bare_beat(client, "w1", "r2")),
     ]
     await c["r1"].see(_two_ranks)
-    for _ in range(5):  # more losses than a training that commits nothing may have
+    for _ in range(5):  # more losses than a job without a commit may have
         beats[1].cancel()
         await until_gone(c, "w1")
         beats[1] = asyncio.create_task(_bare_beat(client, "w1", "r3"))

@@ -1,4 +1,4 @@
-"""What one member asks for, however odd or large, harms no replica and is answered."""
+"""Odd or large requests of one member harm no replica, and are answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.coordinator.unary_client import Client
 
 @in_virtual_time()
 async def test_ages_that_no_message_holds_do_no_harm() -> None:
-    """Both were passed on as more than an int64, in tasks whose failure ended the replica."""
+    """Before, both ages were passed on as more than an int64, in tasks whose failure ended the replica."""
     oldest = 2**63 - 1
     async with cluster(members=1) as c:
         client = Client(c, "w0")
@@ -39,7 +39,7 @@ async def test_ages_that_no_message_holds_do_no_harm() -> None:
         )
         with pytest.raises(InvalidArgument, match="an age of"):
             await client.call("r1", "wait_barrier", wait)
-        await asyncio.sleep(2.5)  # progress and arrivals are passed on every second
+        await asyncio.sleep(2.5)  # replicas pass progress and arrivals on every second
         listed = await client.call("r1", "list_members", members_pb2.ListMembersRequest(job="job"))
         assert [rank.step for rank in listed.members[0].ranks] == [1]
         await client.call("r2", "list_barriers", barriers_pb2.ListBarriersRequest(job="job"))

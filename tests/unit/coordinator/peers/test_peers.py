@@ -1,4 +1,4 @@
-"""Links between replicas: who is dialled, who is believed, who counts as ready."""
+"""Links between replicas: which are dialled, which hellos are accepted, which peers count as ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster, i
 
 
 async def ready(c: Cluster, name: str, peers: set[str]) -> float:
-    """Return when `name` counts exactly these replicas as ready."""
+    """Return the time at which `name` counts exactly these replicas as ready."""
     while set(c[name].service.peers.ready_addresses()) != peers:  # noqa: ASYNC110  # the time is virtual
         await asyncio.sleep(0.01)
     return now()
@@ -53,7 +53,7 @@ async def test_only_a_registered_instance_is_welcome(hello: PeerHello | None, er
 
 @in_rig(cluster, 2)
 async def test_a_replica_speaks_under_its_own_name_only(c: Cluster) -> None:
-    """What it says of itself is what others believe of it."""
+    """Other replicas rely on a peer's reports about itself."""
     r2 = c["r2"].context
     hello = PeerUp(hello=PeerHello(replica=r2.replica, instance=r2.instance))
 

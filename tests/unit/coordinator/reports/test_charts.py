@@ -1,4 +1,4 @@
-"""Each replica records the charts of every job, and one that starts learns what was before from its peers."""
+"""Each replica records the charts of every job, and a replica that starts gets the earlier values from its peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
 
 def tell(members: list[Member], step: int) -> None:
-    """Let every rank report a step, and rank 0 how the training goes."""
+    """Let every rank report a step, and rank 0 the progress of the training."""
     for rank, member in enumerate(members):
         said = RankProgress(rank=rank, step=step, phase="step", step_us=100_000 * (rank + 1))
         if rank == 0:
@@ -121,7 +121,7 @@ def test_the_slowest_rank_of_a_small_world_is_its_99th_percentile(
 
 
 def recording(unix_s: int) -> Charts:
-    """Return the charts of a replica that began at `unix_s` and sees one job."""
+    """Return the charts of a replica that started at `unix_s` and sees one job."""
     view, keys = View(), ClusterKeys("default")
     spec = KeyValue(
         key=keys.job("job").spec, value=encode(JobSpec(min_workers=1, max_workers=1)), create_revision=1, mod_revision=1, version=1
@@ -131,7 +131,7 @@ def recording(unix_s: int) -> Charts:
 
 
 def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_up() -> None:
-    """In CPU time of this thread, so that other processes of the machine do not count."""
+    """Measured in CPU time of this thread, so that other processes of the machine do not count."""
     unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
     theirs, ours = recording(unix_s), recording(unix_s)
     theirs.round_ended("job", 1.0)

@@ -1,4 +1,4 @@
-"""The board of what ranks and devices last said."""
+"""The board of the newest reports of ranks and devices."""
 
 from __future__ import annotations
 
@@ -166,11 +166,11 @@ async def test_devices_belong_to_an_incarnation_and_go_with_the_member(board: Pr
     assert board.news() == []
 
 
-# -- members are asked for more while somebody looks, at whichever replica, and no longer
+# -- members report more while a client inspects a rank, through any replica, and no longer
 
 
 async def answering(member: Member, rank: int) -> None:
-    """Answer each look at a rank, as an agent does."""
+    """Answer each inspection of a rank, as an agent does."""
     seen = 0
     while True:
         asked = member.all("inspect")

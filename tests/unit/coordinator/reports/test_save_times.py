@@ -1,4 +1,4 @@
-"""What ranks report of their saves is counted once, under labels of ours; a member's age grows while it is silent."""
+"""Save times that ranks report are counted once, under fixed labels; a member's age grows while it is silent."""
 
 from __future__ import annotations
 

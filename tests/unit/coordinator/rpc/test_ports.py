@@ -1,4 +1,4 @@
-"""Who is alive and whose hand-over is slow: at the leader's door, or served elsewhere all the while."""
+"""Clients that are alive while a hand-over between replicas is slow: at the leader, or served by another replica."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = JOB.worker("w0")
 
 
 class Network(PromptNetwork):
-    """Delays or loses the writes and the deletions of one worker's key."""
+    """Delay or lose the writes and the deletions of one worker's key."""
 
     def __init__(self) -> None:
         self.put: Fate | None = None
@@ -41,7 +41,7 @@ class Network(PromptNetwork):
 
 
 async def behind(c: Cluster) -> Network:
-    """Start r1, which reaches etcd by the network that is returned, and r2."""
+    """Start r1 behind the returned network, and r2 with a prompt one."""
     network = Network()
     await c.start("r1", network=network)
     await c.start("r2")
@@ -57,7 +57,7 @@ def detecting_in(monkeypatch: pytest.MonkeyPatch, detect_s: float) -> None:
 async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time_to_hear_of_it(
     monkeypatch: pytest.MonkeyPatch, detect_s: float, write_s: float
 ) -> None:
-    """The replica that it was handed over to has not heard of it for `detect_s` just then; nor could it."""
+    """When the hand-over takes effect, the new replica has received no heartbeat for `detect_s`: the client went elsewhere."""
     detecting_in(monkeypatch, detect_s)
     async with cluster(0, members=1) as c:
         late, other = Network(), Network()
@@ -89,7 +89,7 @@ async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time
 async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
     monkeypatch: pytest.MonkeyPatch, newcomer_at: str
 ) -> None:
-    """It was answered elsewhere a moment before: its silence at that replica says nothing of it."""
+    """Another replica answered it a moment before, so its silence at the new replica proves nothing."""
     detecting_in(monkeypatch, 5.0)
     async with cluster(0, members=1) as c:
         late = Network()
@@ -222,14 +222,14 @@ async def test_who_comes_back_to_the_session_after_a_round_of_the_others_is_no_o
 
 @in_rig(cluster, 0, members=1)
 async def test_another_run_at_the_session_does_not_hide_who_was_there_before(c: Cluster) -> None:
-    """Who was there lately may be back before its key is deleted, whoever came under its name meanwhile."""
+    """A member served lately may return before its key is deleted, whichever member used its name meanwhile."""
     network = await behind(c)
     member = await c.member("w0", boot="boot-a").connect("r2")
     before = member.incarnation
     network.put = Fate(delay_s=60.0)
     c["r2"].kill()
     member.drop()
-    await asyncio.sleep(7)  # 5 s until the lease of r2 is over, 5 s until its members are deleted
+    await asyncio.sleep(7)  # 5 s until the lease of r2 expires, 5 s until its members are deleted
     member.dial("r1")
     await asyncio.sleep(0.5)
     member.drop()

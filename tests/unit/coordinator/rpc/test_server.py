@@ -1,4 +1,4 @@
-"""Where a replica is served, and how it dials its peers."""
+"""The address at which a replica serves, and how it dials its peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strata.errors import ConfigError
 
 @pytest.fixture
 async def bound() -> AsyncIterator[Any]:
-    """Serve at an address; return the port."""
+    """Yield a function that serves at an address and returns the port."""
     servers = []
 
     async def serve(listen: str) -> int:
@@ -73,7 +73,7 @@ async def test_a_machine_without_ipv6_serves(bound: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("address", ["10.9.8.7:50051", "host2:50051", "[fd00::1]:50051"])
 async def test_a_peer_elsewhere_is_not_spoken_to_in_plaintext(address: str) -> None:
-    """It would be shown our token, and believed whoever it is."""
+    """Any process at that address would get this replica's token, and would be trusted."""
     dial = Dialer(CoordinatorConfig(), Timing.derive(5.0))
     with pytest.raises(ConfigError, match="would be spoken to in plaintext"):
         async with dial(address):

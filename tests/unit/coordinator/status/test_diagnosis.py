@@ -1,4 +1,4 @@
-"""What a replica tells of ranks that stand still."""
+"""A replica's diagnosis of stalled ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.core.checkpoint_job import Job
 
 
 class Heard:
-    """Two ranks stand still, and rank 0 has arrived at a barrier."""
+    """Reports of two stalled ranks, of which rank 0 has arrived at a barrier."""
 
     def __init__(self, barrier: str, generation: int) -> None:
         self.round = OpenRound(BarrierKey("job", barrier, generation, 1), (), 2)

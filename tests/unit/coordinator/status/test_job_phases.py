@@ -1,4 +1,4 @@
-"""Where each job stands is told of the jobs that there are, and of no others."""
+"""The metric of job phases covers the existing jobs and no others."""
 
 from __future__ import annotations
 

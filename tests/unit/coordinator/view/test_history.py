@@ -34,7 +34,7 @@ def test_it_returns_what_came_after_a_token(history: History) -> None:
 
 
 def test_a_token_from_within_a_batch_is_answered_with_the_rest_of_it(history: History) -> None:
-    """etcd catches a watch up with many revisions at once; another replica's batches end elsewhere."""
+    """A watch that catches up gets many revisions in one batch; another replica's batches end at other revisions."""
     history.reset(10)
     caught_up = tuple(event for revision in (11, 12, 14) for event in batch(revision, events=2).events)
     history.append(WatchBatch(revision=14, events=caught_up))

@@ -1,4 +1,4 @@
-"""What cannot be in a view is counted and logged once, and shown as its job's trouble; it ends nothing."""
+"""A violated invariant of the view is counted and logged once, and shown as a finding of its job; it ends nothing."""
 
 from __future__ import annotations
 

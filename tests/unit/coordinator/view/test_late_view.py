@@ -1,4 +1,4 @@
-"""A view that is behind what etcd has answered: the watch is opened elsewhere, members go meanwhile."""
+"""A view that is behind etcd's answers: the mirror opens its watch elsewhere, and members move meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.coordinator.serving_rig import cluster
 
 @asynccontextmanager
 async def followed() -> AsyncIterator[tuple[MemoryStore, Scripted, Mirror]]:
-    """Run a mirror that hears of each revision at once; its network is to make the watch late."""
+    """Run a mirror that knows of each revision at once; its network can delay the watch."""
     store, network = MemoryStore(), Scripted()
     mirror = Mirror(
         store.client("r1", network=network),

@@ -24,14 +24,14 @@ from tests.unit.coordinator.rig import KEYS, Forgetful, Rig, Scripted, in_rig, n
 
 
 def same(view: View, store: MemoryStore) -> bool:
-    """Tell whether the view is what the store holds below the root."""
+    """Tell whether the view equals the store below the root."""
     listed = store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0"))
     return {kv.key: kv for kv in listed.kvs} == {kv.key: kv for kv in view.walk(KEYS.root)}
 
 
 @in_rig(rig)
 async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
-    """Watches overlap where they resume; a key must not go back to an older value."""
+    """A resumed watch overlaps the one before; a key must not return to an older value."""
     await r.mirror.at_least(r.put("a", b"old"))
     old = r.mirror.view.get(KEYS.root + "a")
     revision = r.put("a", b"new")
@@ -123,7 +123,7 @@ async def test_it_catches_up_after_a_partition(r: Rig) -> None:
 
 @in_rig(rig)
 async def test_a_watch_that_breaks_again_and_again_is_opened_once_it_can_be(r: Rig) -> None:
-    """Meanwhile there is none to be left for its lateness, and no audit gets an answer."""
+    """Meanwhile the mirror has no late watch to leave, and no audit gets an answer."""
     watch = r.client.watch
 
     async def none() -> AsyncIterator[WatchBatch]:
@@ -184,7 +184,7 @@ async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told(r: Rig
     before = now()
     assert await r.mirror.fresh() == foreign
     assert now() - before < 1, "a progress notice comes only after seconds"
-    # and what is proved once is known
+    # a revision that was proved once stays known
     before = now()
     await r.mirror.at_least(foreign)
     assert now() == before
@@ -213,7 +213,7 @@ async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
         network.begin()
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(r.mirror.fresh())
-            await asyncio.sleep(0.06)  # its read took effect already
+            await asyncio.sleep(0.06)  # its read has already taken effect
             later = r.put("a")
             others = [tasks.create_task(r.mirror.fresh()) for _ in range(10)]
         assert first.result() < later
@@ -237,7 +237,7 @@ async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list(
 
 @in_virtual_time()
 async def test_a_replica_that_has_nothing_to_read_finds_out_that_its_cluster_is_gone() -> None:
-    """Its watch says nothing: it waits for a revision that an older snapshot has not reached."""
+    """Its watch delivers nothing, since it waits for a revision that an older snapshot has not reached."""
     store, network = MemoryStore(), Scripted(watch_s=10_000.0)
     mirror = Mirror(store.client("r1", network=network), KEYS, new_uid="uid-1")
     running = asyncio.create_task(mirror.run())
@@ -251,7 +251,7 @@ async def test_a_replica_that_has_nothing_to_read_finds_out_that_its_cluster_is_
 @in_virtual_time()
 @pytest.mark.parametrize("there", [None, ClusterUid(uid="a stranger")], ids=["empty", "another cluster"])
 async def test_a_replica_that_resumes_takes_no_other_cluster_and_makes_none(there: ClusterUid | None) -> None:
-    """t1: etcd held the successor. t2: it is wiped. t3: the replica lists it."""
+    """t1: etcd holds the successor cluster. t2: etcd is wiped. t3: the replica lists it."""
     store = MemoryStore()
     if there is not None:
         store.execute(Txn(success=(Put(key=KEYS.uid, value=encode(there)),)))
@@ -277,9 +277,9 @@ async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() 
 
 @in_virtual_time()
 async def test_a_watch_that_fell_silent_is_no_difference() -> None:
-    """Of a frozen etcd member only the watch is heard no more; calls go to another one at once."""
+    """A frozen etcd member silences only the watch; calls go to another member at once."""
 
-    async with rig(network=Scripted(watch_s=17.0)) as r:  # it is given up after 15, and opened elsewhere
+    async with rig(network=Scripted(watch_s=17.0)) as r:  # the mirror gives the watch up after 15 s, and opens it elsewhere
         r.put("a")
         assert await r.mirror.audit() == 0
         assert r.get("a") == b"{}"

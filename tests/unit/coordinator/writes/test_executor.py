@@ -1,4 +1,4 @@
-"""A decision is carried out once, whatever the network does, and answered from a fresh view."""
+"""A decision takes effect once, whatever the network does, and its caller is answered from a fresh view."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def claim(name: str, who: bytes) -> Txn:
 
 
 class Claim:
-    """Create `name` as `who`; refused when somebody else holds it. Counts how often it is asked."""
+    """Create `name` as `who`, or be refused if it exists with another value. `asked` counts the calls."""
 
     def __init__(self, name: str, who: bytes = b"me") -> None:
         self.key = KEYS.root + name
@@ -208,7 +208,7 @@ async def test_what_cannot_be_joined_goes_side_by_side(r: Rig) -> None:
 async def test_what_one_writes_and_another_compares_is_never_joined(
     r: Rig, guard: Compare, first: str
 ) -> None:
-    """Each would hold in one transaction: a pinned checkpoint would be deleted."""
+    """Each of the two holds within one transaction, so joining them would delete a pinned checkpoint."""
     await r.mirror.at_least(r.put("record", b"committed"))
     record = KEYS.root + "record"
 

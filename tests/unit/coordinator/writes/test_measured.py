@@ -1,4 +1,4 @@
-"""What a store that measures makes of an etcd that went back."""
+"""A measuring store's errors when etcd has gone back to an older revision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata.errors import ClusterReplaced, Unavailable
 
 
 class WentBack:
-    """Answers every request as `strata.etcd` does once it has seen an older revision."""
+    """A store that answers every request as `strata.etcd` does once it has seen an older revision."""
 
     async def read(self, _request: Range) -> RangeResult:
         raise ClusterReplaced("etcd e1 is at revision 7, and was at 9", hint="restore it")
@@ -22,8 +22,8 @@ class WentBack:
 
 
 async def test_callers_hear_that_nobody_could_answer_and_the_replica_why() -> None:
-    """A save under way then goes on once its session is served again, or hears that the cluster was restored."""
-    store: Store = WentBack()  # type: ignore[assignment]  # nothing else is asked of it
+    """A save under way then continues once its session is served again, or learns that the cluster was restored."""
+    store: Store = WentBack()  # type: ignore[assignment]  # the store gets no other call
     measured = MeasuredStore(store, Measures())
     with pytest.raises(Unavailable, match="is at revision 7") as caught:
         await measured.read(Range(key="k"))

@@ -1,4 +1,4 @@
-"""DCP in one process: what is refused, what is committed, what other readers find."""
+"""DCP in one process: refused saves and loads, committed checkpoints, and reading them without DCP."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_save_does_not_wait_for_an_old_one_to_go(tmp_path: Path, monkeypatch: 
     assert goes.wait(LIMIT_S)
     assert len(list(tmp_path.glob("step-*"))) == 2
     monkeypatch.setattr(writing, "END_S", 0.01)
-    writing._end()  # the program's end does not wait for long
+    writing._end()  # the exit of the program waits for at most END_S
     assert [thread.daemon for thread in threading.enumerate() if "strata-tidying" in thread.name] == [True]
     may_go.set()
     writer.close()
@@ -150,7 +150,7 @@ def no_thread(**_: Any) -> threading.Thread:
 def test_old_ones_are_removed_before_dcps_own_process_or_a_program_ends(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends with the trainer, who waits for its word only; a program that ends has no threads."""
+    """The trainer waits only for the reply of DCP's process, which ends with it; an exiting program starts no threads."""
     writer = StrataWriter(tmp_path, keep_count=1)
     if ends:
         monkeypatch.setattr(writing, "Thread", no_thread)
@@ -209,7 +209,7 @@ def flip(path: Path, step: int) -> None:
 
 
 def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
-    """Return what the coordinators will be told of damage."""
+    """Return a list that collects the damage reports the coordinators receive from now on."""
     reports: list[pb.ReportDamageRequest] = []
     cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
     return reports
@@ -292,7 +292,7 @@ def test_what_reads_right_the_second_time_is_loaded(
 
 
 def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path: Path) -> None:
-    """As where a file system is not mounted: a world of one host would condemn what lies there whole."""
+    """The file system may not be mounted. Otherwise a world of one host would condemn an intact checkpoint."""
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
     next(tmp_path.glob("job/step-*/rank-00000.safetensors")).unlink()

@@ -1,4 +1,4 @@
-"""What DCP's planners make of a state: plain values as JSON, and what reads them besides DCP."""
+"""DCP's planners: plain values saved as JSON, and the readers of them besides DCP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def test_a_manager_restores_what_dcp_saved(tmp_path: Path) -> None:
-    """Plain values as well."""
+    """The manager restores plain values too."""
     plain = {"step": 12, "best": float("inf"), "parts": [{"name": "x"}, (1, None)]}
     save(tmp_path, {**a_state(2.5), **plain}, 7)
     here = {**a_state(0), **dict.fromkeys(plain)}
@@ -72,7 +72,7 @@ def test_torchs_planner_is_told_that_values_are_json(by_manager: bool, tmp_path:
 
 
 def test_bytes_that_a_manager_saved_come_back_as_they_are(tmp_path: Path) -> None:
-    """Also where they look like JSON, and where they are a pickle."""
+    """This includes bytes that look like JSON, and a pickle."""
     saved = {"number": b"123", "text": b"hello", "tree": b'{"l":[]}', "pickle": pickle.dumps(1), "none": b""}
     with CheckpointManager(tmp_path) as manager:
         manager.save_state({**saved, "w": torch.ones(2)}, 1)
@@ -93,7 +93,7 @@ def test_plain_values_are_json() -> None:
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_what_comes_back_as_another_type_is_what_the_page_says() -> None:
-    """docs/checkpoints.md, "Through torch's DCP"."""
+    """The page is docs/checkpoints.md, "Through torch's DCP"."""
     parameter = (torch.nn.Parameter(torch.ones(2)), 1)
     (tensor, one) = from_json("k", to_json("k", parameter))
     assert (type(tensor), tensor.requires_grad, tensor.tolist(), one) == (torch.Tensor, False, [1, 1], 1)
@@ -221,7 +221,7 @@ def test_dtypes_that_safetensors_has_no_name_for_come_back(
             manager.save_state(state, 1)
         with CheckpointManager(tmp_path) as manager:
             manager.restore(here)
-    (inner,) = here["tuple"]  # type: ignore[misc]  # what was saved there
+    (inner,) = here["tuple"]  # type: ignore[misc]  # a tuple was saved there
     for name, found in (("w", here["w"]), ("turned", here["turned"]), ("tuple", inner)):
         assert isinstance(found, torch.Tensor), name
         assert found.dtype == dtype
@@ -239,7 +239,7 @@ def test_a_quantized_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 def exported(folder: Path, state: dict[str, Any], name: str) -> Path:
-    """Return the file to which a state that DCP saved is exported."""
+    """Save a state through DCP and export it; return the exported file."""
     save(folder / name, state, 1)
     storage = LocalStorage(folder / name, nonce=lambda: "x")
     (saved,) = (each for each in storage.list() if each.startswith("step-"))
@@ -253,7 +253,7 @@ def exported(folder: Path, state: dict[str, Any], name: str) -> Path:
 
 
 def test_an_exported_torch_file_has_the_plain_values(tmp_path: Path) -> None:
-    """In place of torch's `dcp_to_torch_save`, which reads files of FileSystemWriter alone."""
+    """The export replaces torch's `dcp_to_torch_save`, which reads only files of FileSystemWriter."""
     state = {"model": {"w": torch.ones(2)}, "step": 12, "lr": [0.1, {"a": float("inf")}], "raw": b"x"}
     assert flat(torch.load(exported(tmp_path, state, "model.pt"), weights_only=True)) == flat(state)
 

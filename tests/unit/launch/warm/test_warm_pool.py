@@ -1,4 +1,4 @@
-"""A warm process runs a script as Python would have: the same words, the same end."""
+"""A warm process runs a script as Python does: the same output, the same exit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ENDS = {
 
 
 def ended(starter: Starter, log: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Start the command with its output into `log`, and return its code and what it said."""
+    """Start the command with its output in `log`; return its exit code and output."""
     saved = os.dup(1), os.dup(2)
     try:
         with log.open("wb") as file:
@@ -67,7 +67,7 @@ def ended(starter: Starter, log: Path, environment: dict[str, str]) -> tuple[int
 
 
 def said_hello(starter: WarmStarter) -> Child:
-    """Return the process that waits, once it is one of ours."""
+    """Return the warm process, once it has sent its first byte."""
     (spare,) = starter._spares
     spare.link.setblocking(True)
     spare.link.settimeout(LIMIT_S)
@@ -93,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def both(
     folder: Path, *command: str, python: str = sys.executable
 ) -> tuple[tuple[int, str], tuple[int, str]]:
-    """Return how the command ended from nothing, and from a warm process."""
+    """Return the exit code and output of the command, from a cold start and from a warm process."""
     line = (python, *command)
     environment = {**os.environ, "RANK": "3", "ODD": "\udcff=\n", "STRATA_STACKS": ""}
     cold = ended(ColdStarter(line), folder / "cold.log", environment)
