@@ -1,11 +1,11 @@
-"""House rules that no linter knows, checked over the files git tracks.
+"""Rules for the tree that no linter knows, checked over the files that git tracks.
 
-- a hand-written .py or .proto file is at most 500 lines: past that, look for the two ideas in it;
-- no registry host and no path of one machine in any file: a clone takes both from where it runs;
-- a folder has at most 18 files: past that, look for the two concepts in it;
+- a hand-written .py or .proto file has at most 500 lines: a longer one holds two ideas, so split it;
+- no file names a registry's host or a path of one machine: a clone gets both from its environment;
+- a folder has at most 18 files: a larger one holds two concepts, so split it;
 - no identifier has a retired word: docs/glossary.md has the word that the field uses;
-- a unit test of the coordinator, the core, the client or checkpoints names nothing private of the product: it tests
-  what a module promises, so that what is behind the promise can change.
+- a unit test of the coordinator, the core, the client or checkpoints uses no private name of the product: it tests
+  the module's promises, so that the implementation can change.
 """
 
 import ast
@@ -20,7 +20,7 @@ MAX_LINES = 500
 MAX_FILES = 18
 GENERATED = ("strata/v1/", "strata/etcdapi/")
 FLAT = frozenset({"benchmarks", "docs", "docs/adr", "docs/images/dashboard", "tests/planted", "tests/ranks"})
-"""Lists, whose files are named from elsewhere: benchmarks, decisions, pictures, patches, programs that tests start."""
+"""Folders without a file limit, because other files name theirs: benchmarks, decisions, pictures, patches, programs."""
 RETIRED = frozenset(
     [
         "ailment",
@@ -52,7 +52,7 @@ RETIRED = frozenset(
         "untold",
     ]
 )
-"""Words that identifiers had instead of the field's; see docs/glossary.md."""
+"""Words that the field does not use, so that no identifier may have them; see docs/glossary.md."""
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 BANNED = {
     "a registry's host": re.compile(
@@ -67,14 +67,14 @@ NOT_YET = frozenset(
     f"tests/unit/client/{name}.py"
     for name in ("fake_rank", "rank/test_connect", "rank/test_rank_client", "rank/test_rank_ending")
 )
-"""They test the inside of the rank's client, which is about to be replaced, and go with it."""
+"""These tests use the internals of the rank's client, and go when that is replaced."""
 OF_LIBRARIES = frozenset({"_exit", "_metadata", "_rebuild_tensor_v2", "_sleep", "_utils", "_version"})
-"""Names of Python and of torch that have no public counterpart."""
+"""Private names of Python and of torch that have no public counterpart."""
 BY_NAME = frozenset({"delattr", "getattr", "hasattr", "setattr"})
 
 
 def crowded(names: list[str]) -> Iterator[str]:
-    """Yield the folders that have too many files."""
+    """Yield a problem for each folder with too many files."""
     folders = Counter(str(Path(name).parent) for name in names)
     for folder, count in sorted(folders.items()):
         if count > MAX_FILES and folder not in FLAT and not f"{folder}/".startswith(GENERATED):
@@ -137,7 +137,7 @@ def problems(name: str) -> Iterator[str]:
 
 
 def private_names(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each private attribute, of others than `self` and `cls`, and import."""
+    """Yield line and name of each private import, and of each private attribute except of `self` and `cls`."""
     for node in ast.walk(ast.parse(text)):
         named: list[str] = []
         match node:

@@ -1,7 +1,7 @@
-"""Say how much pip would download for a requirement, before it does.
+"""Prints the size of pip's downloads for a requirement, before they happen.
 
-A plain `torch` may be 200 MB or several GB of CUDA libraries, depending on where the machine's pip
-looks. pip's own dry run knows which files; their servers know how long they are.
+A plain `torch` may be 200 MB or several GB of CUDA libraries, depending on the package index that the machine's pip
+uses. pip's dry run lists the files, and their servers report the sizes.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def planned_files(requirement: str) -> list[str]:
-    """URLs of the files that pip would take, the requirement's own dependencies included."""
+    """Return the URLs of the files that pip would download, including dependencies."""
     command = [
         sys.executable,
         "-m",

@@ -35,7 +35,7 @@ def run(*command: str) -> int:
 
 
 def tested(python: str, which: str, arguments: list[str]) -> bool:
-    """Make the environment, show its versions, and run the tests in it."""
+    """Make the environment, print its versions, and run the tests; return True if they passed."""
     environment = FOLDER / f"{python}-{which}"
     shutil.rmtree(environment, ignore_errors=True)
     pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]

@@ -145,7 +145,7 @@ class Screen:
         return code
 
     def is_restored(self) -> bool:
-        """Return True if the terminal has its first modes, its main screen, a cursor, and a scroll region of all lines."""
+        """Return True if the terminal has its first modes, its main screen, a cursor, and scrolls all lines."""
         self._read(0.1)
         modes = termios.tcgetattr(self._theirs) == self._modes
         screens = self.raw.rfind("\x1b[?1049l") >= self.raw.rfind("\x1b[?1049h")

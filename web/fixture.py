@@ -56,7 +56,7 @@ class Replica:
         self.cluster, self.role, self.token = cluster, role, token
         self.loopback, self.act_after_s = loopback, act_after_s
         self.encoded: dict[tuple[str, int], bytes] = {}
-        """Bodies of this second: made once for all who watch."""
+        """The encoded bodies of the current second, shared by all clients of the stream."""
 
     def app(self) -> ASGIApp:
         action = "/api/v1/jobs/{job}/checkpoints/{step:int}/{action}"
@@ -83,7 +83,7 @@ class Replica:
         )  # fmt: skip
 
     def body(self, target: str, now: float, after_revision: int = 0) -> object:
-        """Return what GET of a path with its query answers; a Problem if there is no such thing."""
+        """Return the body for GET of a path with its query; a Problem if the path does not exist."""
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         match url.path.strip("/").split("/"):
@@ -159,7 +159,7 @@ class Replica:
     async def get(self, request: Request) -> Response:
         if refused := self.refused(request):
             return refused
-        if request.path_params["path"] == "me":  # no resource: the stream does not have it
+        if request.path_params["path"] == "me":  # the stream does not include this path
             return answer(self.me(request))
         target = f"/{request.path_params['path']}?{request.url.query}"
         body = self.body(target, time.time())
@@ -178,7 +178,7 @@ class Replica:
         if job is None:
             return problem(404, "no such job")
         body = msgspec.json.decode(await request.body(), type=m.CheckpointAction)
-        if self.act_after_s:  # also if its caller is gone meanwhile
+        if self.act_after_s:  # even if the caller has disconnected meanwhile
             await asyncio.sleep(self.act_after_s)
         done = self.cluster.act(
             job, request.path_params["step"], request.path_params["action"], body, time.time()
@@ -241,7 +241,7 @@ class Replica:
 
 
 class Headers:
-    """The policy of the pages, and CORS for the pages of the other replicas."""
+    """Sets the security policy of the pages, and CORS for the pages of the other replicas."""
 
     def __init__(self, app: ASGIApp, urls: list[str]) -> None:
         self.app, self.urls = app, urls

@@ -1,6 +1,6 @@
-"""The cluster around the trainings of `fixture_world`: replicas, barriers, data, checkpoints, what happened.
+"""The cluster around the trainings of `fixture_world`: replicas, barriers, data, checkpoints and events.
 
-A development and test tool, no part of Strata. Only what operators did is kept: in a file that the replicas share.
+A development and test tool, no part of Strata. Only operators' actions are stored, in a file that the replicas share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OLD = {
 
 
 class Cluster:
-    """What one replica answers. `replicas` are names and the URLs that browsers reach them at."""
+    """The answers of one replica. `replicas` maps names to the URLs at which browsers reach them."""
 
     def __init__(self, name: str, replicas: dict[str, str], began: float, state: Path) -> None:
         self.name, self.replicas, self.began, self.state = name, replicas, began, state
@@ -187,7 +187,7 @@ class Cluster:
     def _done(self) -> dict[str, dict[str, dict[str, Any]]]:
         return dict(json.loads(self.state.read_text())) if self.state.exists() else {}
 
-    # -- what happened
+    # -- events
 
     def generations(self, job: Training, now: float) -> m.Generations:
         rows = [
@@ -210,7 +210,7 @@ class Cluster:
         )  # fmt: skip
 
     def events(self, job: str, now: float, after_revision: int = 0) -> m.Events:
-        """One event about every twelve seconds, the newest first."""
+        """Return about one event every twelve seconds, the newest first."""
         texts = (
             ("checkpoint_committed", "checkpoint of step {step} is committed (13.4 GB, 6.8 s)"),
             ("barrier_released", "barrier save, round {round}, was released after 0.04 s"),

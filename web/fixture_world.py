@@ -1,6 +1,7 @@
 """A believable cluster for `web/fixture.py`: a development and test tool, no part of Strata.
 
-Everything is a function of the time and of `BEGAN`, so that several processes show the same cluster without talking.
+Everything is a function of the time and of `BEGAN`, so that several processes show the same cluster without
+communicating.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ LONG = "llama-70b"
 
 @lru_cache(maxsize=200_000)
 def noise(*key: object) -> float:
-    """Return a number of [0, 1) that depends on the key only."""
+    """Return a number in [0, 1) that depends on the key only."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32
 
 
 class Training:
-    """One running job: its steps, ranks and times at a time `now` (seconds since 1970)."""
+    """One running job: its steps, ranks and durations at a time `now` (seconds since 1970)."""
 
     def __init__(
         self, name: str, *, ranks: int, per_host: int, rate: float, began: float, total: int
@@ -33,7 +34,7 @@ class Training:
         self.began, self.total = began, total
         self.first_step = 41_200 if name == "gpt" else 9_800
         self.stuck_since = began + 2 * HOUR if name == "vision-ft" else None
-        """From then on rank 5 does not come to the barrier, and no rank goes on."""
+        """From then on rank 5 does not arrive at the barrier, and no rank makes progress."""
         self.slow = {11: 1.62} if name == "gpt" else {417: 1.35, 418: 1.31, 902: 1.2} if name == LONG else {}
         self.generation = 4
 

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/images/dashboard, of the pages that `web.fixture` shows; a development tool.
+"""Takes the pictures of docs/images/dashboard from the pages that `web.fixture` serves; a development tool.
 
 python -m web.screenshots [FOLDER] [PAGE…]
 """

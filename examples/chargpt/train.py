@@ -85,13 +85,13 @@ def main() -> None:
 
 
 def read_text(folder: Path) -> str:
-    """Return the texts of a folder, in the order of their names; a name that is a link is another's."""
+    """Return the texts of a folder in the order of their names; symbolic links repeat other files."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
     return "\n\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
 class Characters(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of `width` characters as numbers, each with the characters that follow them."""
+    """Windows of `width` characters as numbers, each paired with the characters that follow."""
 
     def __init__(self, text: str, *, width: int, train: bool) -> None:
         self.alphabet = sorted(set(text))
@@ -110,7 +110,7 @@ class Characters(Dataset[tuple[Tensor, Tensor]]):
         return window[:-1], window[1:]
 
     def spell(self, numbers: Tensor) -> str:
-        """Return the characters that have these numbers."""
+        """Return the characters for these numbers."""
         return "".join(self.alphabet[i] for i in numbers.tolist())
 
 
@@ -118,7 +118,7 @@ class Characters(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Block(nn.Module):
-    """Each place looks at itself and those before it, then thinks."""
+    """Attention over this position and those before it, then a feed-forward network."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Block(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """Says of each place in a text which character comes next, as logits over the alphabet."""
+    """Predicts the next character at each position of a text, as logits over the alphabet."""
 
     def __init__(
         self, alphabet: int, *, length: int = 64, width: int = 64, heads: int = 4, blocks: int = 2
@@ -162,7 +162,7 @@ class CharGPT(nn.Module):
 
     @torch.no_grad()
     def write(self, begin: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-        """Return `begin` and `count` characters more, drawn from what the model expects."""
+        """Return `begin` and `count` more characters, sampled from the model's predictions."""
         numbers = begin
         for _ in range(count):
             logits = self(numbers[-self.length :].unsqueeze(0))[0, -1]
@@ -172,13 +172,13 @@ class CharGPT(nn.Module):
 
 
 def loss_of(logits: Tensor, following: Tensor) -> Tensor:
-    """Return how little the characters that follow were expected, in nats."""
+    """Return the mean cross-entropy of the following characters, in nats."""
     return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 @torch.no_grad()
 def evaluate(net: CharGPT, test: Characters) -> float:
-    """Return the mean loss on text that was held out."""
+    """Return the mean loss on the held-out text."""
     net.eval()
     losses = [loss_of(net(numbers), following) for numbers, following in DataLoader(test, batch_size=64)]
     net.train()

@@ -11,7 +11,7 @@ HELD_OUT = 297
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
-    """1,797 pictures of 8 x 8 pixels: the first 1,500 to train on, the last 297 to test on."""
+    """1,797 images of 8 x 8 pixels: the first 1,500 for training, the last 297 for testing."""
 
     def __init__(self, *, train: bool) -> None:
         bunch = load_digits()
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 def accuracy(net: nn.Module) -> float:
-    """Return the share of the held-out pictures that the net names rightly."""
+    """Return the fraction of the held-out images that the net classifies correctly."""
     test = Digits(train=False)
     net.eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the ranks say: the JSON lines of their logs, read as they are written."""
+"""Reads the ranks' events: the JSON lines of their logs, as they are written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Event = dict[str, Any]
 
 @dataclass
 class Feed:
-    """Everything the ranks have said so far, by `read`."""
+    """All events of the ranks up to the last `read`."""
 
     logs: list[Path]
     events: list[Event] = field(default_factory=list)
     _read: dict[Path, int] = field(default_factory=dict)
 
     def read(self) -> list[Event]:
-        """Take over new lines and return them."""
+        """Read new lines and return their events."""
         fresh: list[Event] = []
         for log in self.logs:
             if not log.exists():
@@ -40,11 +40,11 @@ class Feed:
         return fresh
 
     def of(self, kind: str, **facts: object) -> list[Event]:
-        """Return the events of one kind with these facts, in the order of their time."""
+        """Return the events of one kind that have these facts, in the order of their times."""
         return [e for e in self.events if e["event"] == kind and all(e.get(k) == v for k, v in facts.items())]
 
     def generation(self) -> int:
-        """Return the newest generation that a rank has started in; 0 before the first."""
+        """Return the newest generation in which a rank has started; 0 before the first."""
         return max((int(e["generation"]) for e in self.of("start")), default=0)
 
     def step(self) -> int:
@@ -56,7 +56,7 @@ class Feed:
 
 
 def wait_for(what: str, condition: Callable[[], bool], *, limit_s: float, poll_s: float = 0.05) -> float:
-    """Return the seconds until `condition` held; `TimeoutError` names `what` after the limit."""
+    """Return the seconds until `condition` held; after the limit, raise a `TimeoutError` that names `what`."""
     begin = time.monotonic()
     while not condition():
         if time.monotonic() - begin > limit_s:
@@ -66,7 +66,7 @@ def wait_for(what: str, condition: Callable[[], bool], *, limit_s: float, poll_s
 
 
 def _parse(line: bytes) -> Event | None:
-    """Return the event of a rank's line; None for any other line of the log."""
+    """Return the event in a rank's line, or None for any other line of the log."""
     if not line.startswith(b'{"at"'):
         return None
     try:

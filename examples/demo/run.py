@@ -36,13 +36,13 @@ SAVE_EVERY = 20
 ACCURACY = 0.9
 WAIT_S = 60.0
 START_S = 300.0
-"""Three nodes import torch at the same time, on a machine that may have read none of it yet."""
+"""Three nodes import torch at the same time, on a machine that may have to read all of it from disk."""
 
 console = Console(highlight=False)
 
 
 class Demo:
-    """One run: the processes, what the ranks say, and what was found to fall short."""
+    """One run: its processes, the ranks' events, and the checks that failed."""
 
     def __init__(self, folder: Path, epochs: int) -> None:
         self.folder = folder
@@ -54,16 +54,16 @@ class Demo:
         self.feed = Feed([folder / f"node-{i}.log" for i in range(1, NODES + 1)])
         self.nodes: list[Child] = []
         self.lost = 0
-        """Steps that were computed, committed as a checkpoint, and yet gone."""
+        """Steps that were computed and committed in a checkpoint, and yet lost."""
 
-    # -- telling
+    # -- output
 
     def say(self, text: str) -> None:
-        """Print one line with the time since the beginning."""
+        """Print one line with the time since the start."""
         console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}", soft_wrap=True)
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Note what fell short; the run goes on, its exit status is lost."""
+        """Unless `holds`, record the failed check: the run continues, but its exit status is 1."""
         if not holds:
             self.shortfalls.append(otherwise)
             self.say(f"[red]{otherwise}[/red]")
@@ -71,7 +71,7 @@ class Demo:
     # -- the run
 
     def run(self, cluster: LocalCluster) -> None:
-        """Train, and kill on the way."""
+        """Train, with a kill at three points on the way."""
         self.client = CoordinatorClient.connect(cluster.endpoints, job=JOB)
         self._start_nodes(cluster)
         self._reach(1, "the first step", limit_s=START_S)
@@ -184,7 +184,7 @@ class Demo:
         )
 
     def _steps_after(self, moment: float, step: int) -> list[float]:
-        """Return when the step after `step` was trained, later than `moment`."""
+        """Return the times later than `moment` at which the step after `step` was trained."""
         return [float(e["at"]) for e in self.feed.of("step", step=step + 1) if float(e["at"]) > moment]
 
     def _kill_etcd(self, cluster: LocalCluster) -> None:

@@ -1,7 +1,7 @@
-"""A data-parallel PyTorch training that survives: run it with `strata run -- python train.py`.
+"""A data-parallel PyTorch training that survives failures: run it with `strata run -- python train.py`.
 
-An ordinary DistributedDataParallel script but for the lines with `strata` and `run`. Each rank
-prints one JSON line a step, so that whoever watches can tell which steps were computed when.
+It is an ordinary DistributedDataParallel script except for the lines with `strata` and `run`. Each rank
+prints one JSON line a step, so that the demo can see which steps were computed when.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    run = strata.init(  # joins, initialises the process group, restores
+    run = strata.init(  # joins the job, initialises the process group, restores the checkpoint
         model=net,
         optim=optimizer,
         storage_path=options.storage,

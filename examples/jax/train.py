@@ -24,7 +24,7 @@ import strata
 
 INPUTS, OUTPUTS, SAMPLES = 16, 4, 1200
 BATCH = 24
-"""Samples of one step over all processes."""
+"""Samples of one step, over all processes."""
 
 
 def say(event: str, **facts: object) -> None:
@@ -34,7 +34,7 @@ def say(event: str, **facts: object) -> None:
 
 
 class Parameters:
-    """What is trained, in the form in which it is saved: NumPy arrays by name."""
+    """The trained parameters, in the form in which they are saved: NumPy arrays by name."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def main() -> None:
 
     x, y = examples()
     while run.step < options.steps:
-        # the samples of a step follow from its number, whichever world computes it
+        # the step number alone selects the samples, so they are the same in every world
         begin = run.step * BATCH % SAMPLES
         mine = [
             jax.make_array_from_process_local_data(by_sample, part)
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def examples() -> tuple[Any, Any]:
-    """Return inputs and what a linear map, with a little noise, makes of them."""
+    """Return random inputs, and the outputs of a linear map with a little noise."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(SAMPLES, INPUTS)).astype(np.float32)
     y = x @ rng.normal(size=(INPUTS, OUTPUTS)) + 0.01 * rng.normal(size=(SAMPLES, OUTPUTS))
@@ -99,9 +99,9 @@ def examples() -> tuple[Any, Any]:
 
 
 def share_of(x: Any, y: Any, rank: int, size: int) -> tuple[Any, Any, Any]:
-    """Return one process's rows of a step, and what each of them counts.
+    """Return one process's rows of a step, and the weight of each row.
 
-    All processes must have as many rows, also where there are fewer samples: the rest counts nothing.
+    All processes must have the same number of rows, even if there are fewer samples: padding rows have weight 0.
     """
     rows = -(-len(x) // size)
     mine = slice(rank * rows, (rank + 1) * rows)

@@ -1,4 +1,4 @@
-"""One suite, two stores: every test here runs on the in-memory store and on real etcd."""
+"""One suite for two stores: every test here runs on the in-memory store and on real etcd."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def single_etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """A member that only the test which runs uses: revisions grow by its own writes alone.
+    """A member that only the running test uses: revisions grow by the test's own writes alone.
 
     With an election timeout this short etcd grants leases of one second.
     """
@@ -43,7 +43,7 @@ def single_etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A store under test, with keys that no other test has."""
+    """A store under test, with a key prefix that no other test has."""
 
     store: Store
     other: Store
@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def end(self) -> str:
-        """The end of the range of all our keys."""
+        """The end of the range of this subject's keys."""
         return prefix_end(self.prefix)
 
     async def put(self, *names: str, value: bytes = b"", lease: int = 0) -> int:
@@ -68,7 +68,7 @@ class Subject:
         return result.kvs[0] if result.kvs else None
 
     async def names(self, *, revision: int = 0) -> list[str]:
-        """Return the names of all our keys."""
+        """Return the names of all keys of this subject."""
         result = await self.store.read(Range(key=self.prefix, range_end=self.end, revision=revision))
         return [kv.key.removeprefix(self.prefix) for kv in result.kvs]
 
@@ -77,14 +77,14 @@ class Subject:
 
     @contextlib.asynccontextmanager
     async def watching(self, start_revision: int, *, name: str | None = None) -> AsyncIterator[RankObserver]:
-        """Watch all our keys, or one."""
+        """Watch all keys of this subject, or one."""
         key, end = (self.prefix, self.end) if name is None else (self.key(name), None)
         async with self.store.watch(key, end, start_revision=start_revision) as batches:
             yield RankObserver(batches, self.prefix, start_revision)
 
 
 class RankObserver:
-    """Reads a watch and checks what holds of every batch."""
+    """Reads a watch and checks the invariants of every batch."""
 
     def __init__(self, batches: AsyncIterator[WatchBatch], prefix: str, start_revision: int) -> None:
         self._batches = batches
@@ -102,7 +102,7 @@ class RankObserver:
         return batch
 
     async def events(self, count: int) -> list[Event]:
-        """Return the next events; they must be exactly so many, in whole batches."""
+        """Return the next `count` events; whole batches must contain exactly that many."""
         found: list[Event] = []
         while len(found) < count:
             found.extend((await self.batch()).events)
@@ -110,7 +110,7 @@ class RankObserver:
         return found
 
     async def changes(self, count: int) -> list[str]:
-        """The same as texts: `+name` for a write, `-name` for a delete."""
+        """Return the next events as texts: `+name` for a write, `-name` for a delete."""
         return [
             ("-" if event.deleted else "+") + event.kv.key.removeprefix(self._prefix)
             for event in await self.events(count)
@@ -118,7 +118,7 @@ class RankObserver:
 
 
 async def soon(awaitable: Awaitable[_T]) -> _T:
-    """Return what comes, or fail."""
+    """Return the result of `awaitable`; fail after the time limit."""
     async with asyncio.timeout(LIMIT_S):
         return await awaitable
 

@@ -1,4 +1,4 @@
-"""The fake NVML is called as the real binding is: same names, same arguments, same constants."""
+"""The fake NVML has the interface of the real binding: same names, same arguments, same constants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fake() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses looks up the module of a class there
     spec.loader.exec_module(module)
     return module
 

@@ -1,4 +1,4 @@
-"""Compaction: what can be read afterwards, and what cannot."""
+"""Compaction: which revisions can be read afterwards, and which cannot."""
 
 from __future__ import annotations
 

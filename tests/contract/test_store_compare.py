@@ -1,6 +1,6 @@
-"""Conditions where intuition fails: absent keys, values, ranges.
+"""Compares whose result is not intuitive: absent keys, values, ranges.
 
-`EXPECTED` is what etcd 3.5.30 answers. PROTOCOLS 2.1 rests on the rows of the empty range.
+`EXPECTED` holds the answers of etcd 3.5.30. PROTOCOLS 2.1 rests on the rows of the empty range.
 """
 
 from __future__ import annotations

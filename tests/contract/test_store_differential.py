@@ -1,7 +1,7 @@
 """Random programs on the in-memory store and on etcd, in lockstep: every answer must be the same.
 
-Revisions and leases are relative to what each store began with. Whatever the hand-written tests
-beside this one forgot, this one is to find.
+Revisions are relative to the store's revision at the start, leases are numbered in the order of their grants. This
+test is meant to find cases that the hand-written tests beside it omit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Take a lease, to be known by the number of leases taken before."""
+    """Grant a lease; later commands name it by its number in the order of grants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Compact:
 Command = Txn | Range | Grant | Revoke | Compact
 
 
-# Programs are written with relative names, leases (1 to LEASES, 9 for one that never was) and
+# Programs use relative names, leases (1 to LEASES, 9 for one that never existed) and
 # revisions (1 is the first write of the program).
 
 names = st.sampled_from(NAMES[1:])
@@ -83,7 +83,7 @@ compares = st.sampled_from(list(Target)).flatmap(
         key=names,
         range_end=ends,
         target=st.just(target),
-        # ids of leases have no order that two stores could share
+        # only equality: the order of lease ids differs between the two stores
         op=st.sampled_from([Op.EQUAL, Op.NOT_EQUAL] if target is Target.LEASE else list(Op)),
         operand=_operand(target),
     )
@@ -113,7 +113,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Revoke, st.integers(1, LEASES)),
     st.builds(Compact, st.integers(1, 5)),
 )
-# Two leases and a few writes first, so that there is a past to read, to compare with and to compact.
+# Programs begin with two leases and a few writes, so that there is a past to read, compare with and compact.
 preludes = st.lists(
     st.builds(Put, key=names, value=values, lease=st.integers(0, 2)).map(lambda put: Txn(success=(put,))),
     min_size=3,
@@ -126,7 +126,7 @@ programs: st.SearchStrategy[list[Command]] = st.tuples(
 
 @dataclass
 class Runner:
-    """Runs a program on one store and tells what it saw in the program's own terms."""
+    """Runs a program on one store and translates the store's answers into the program's own terms."""
 
     store: Store
     prefix: str
@@ -196,7 +196,7 @@ class Runner:
         return result.succeeded, result.revision - self.base, tuple(map(self.read, result.reads))
 
     async def run(self, command: Command) -> object:
-        """Execute one command; an error is an answer, by its kind."""
+        """Execute one command and return its answer; an error's answer is the name of its class."""
         try:
             match command:
                 case Txn():
@@ -217,7 +217,7 @@ class Runner:
             return type(error).__name__
 
     async def history(self, start: int) -> list[object]:
-        """Return all events from a revision on, as a watch tells them."""
+        """Return all events from a revision on, as a watch delivers them."""
         sentinel = Put(key=self.key("end"), value=b"")
         last = (await self.store.execute(Txn(success=(sentinel,)))).revision
         events: list[object] = []
@@ -240,7 +240,7 @@ async def make_runner(store: Store) -> Runner:
 
 
 async def lockstep(etcd: Store, program: list[Command], *, replay: bool) -> Mapping[str, int]:
-    """Run a program on both; with `replay` compare what watches tell of it (etcd takes 0.1 s)."""
+    """Run a program on both stores; with `replay`, also compare the events that watches deliver (0.1 s on etcd)."""
     memory_store = MemoryStore()
     runners = [await make_runner(memory_store.client(progress_s=0.5)), await make_runner(etcd)]
     outcomes: dict[str, int] = {}
@@ -280,7 +280,7 @@ def test_every_program_has_the_same_answers(loop: asyncio.Runner, single_etcd: E
     thorough = hypothesis.settings()
     hypothesis.settings(max_examples=max(400, thorough.max_examples))(check)()
     loop.run(etcd.close())
-    # The programs are worth something only if they do all of this often enough.
+    # The programs are only useful if they trigger all of these often enough.
     assert {
         "Txn",
         "Range",

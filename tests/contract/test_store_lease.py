@@ -1,4 +1,4 @@
-"""Leases: granted, renewed, ended, and what becomes of the keys on them."""
+"""Leases: granted, renewed, expired and revoked, and the effect on their keys."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_it_expires(subject: Subject) -> None:
 
 
 async def test_it_lives_while_it_is_renewed(subject: Subject) -> None:
-    lease = await subject.store.grant(3)  # long against what a busy machine may hold us up
+    lease = await subject.store.grant(3)  # much longer than a busy machine may delay this test
     revision = await subject.put("a", lease=lease.id)
     async with subject.watching(revision + 1) as watcher:
         deleted = asyncio.ensure_future(watcher.changes(1))

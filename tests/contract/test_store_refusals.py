@@ -1,4 +1,4 @@
-"""What a store refuses. Nothing is written then, not even by the other operations."""
+"""Requests that a store rejects. It then writes nothing, not even the other operations of the transaction."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_key_is_written_once(subject: Subject, branch: str, case: str) -
 
 async def test_what_looks_like_two_writes_and_is_none(subject: Subject) -> None:
     for operations in (
-        (put(subject, "b"), delete(subject, "a", "b")),  # the end does not belong to the range
+        (put(subject, "b"), delete(subject, "a", "b")),  # a range does not include its end
         (put(subject, "b"), delete(subject, "c", "a")),  # an inverted range is empty
         (delete(subject, "x"), delete(subject, "x")),
     ):
@@ -90,14 +90,14 @@ async def test_a_request_is_not_too_large(subject: Subject, size: int) -> None:
 async def test_a_lease_exists(subject: Subject) -> None:
     txn = Txn(success=(put(subject, "a"), put(subject, "b", lease=12345)))
     await refused(subject, txn, NotFound)
-    await subject.store.execute(Txn(failure=txn.success))  # the branch that is not taken may be wrong
+    await subject.store.execute(Txn(failure=txn.success))  # the branch that is not executed may be invalid
 
 
 async def test_a_revision_is_there(subject: Subject) -> None:
     revision = await subject.put("a")
     with pytest.raises(InvalidArgument):
         await subject.store.read(Range(key=subject.key("a"), revision=revision + 1))
-    # not even the one that the transaction itself is about to make
+    # a read cannot name the revision that its own transaction creates
     reads = Range(key=subject.key("a"), revision=revision + 1)
     txn = Txn(success=(put(subject, "a"), reads))
     await refused(subject, txn, InvalidArgument)

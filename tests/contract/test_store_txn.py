@@ -1,4 +1,4 @@
-"""Transactions: what they write, what they read, which revisions they give."""
+"""Transactions: their writes, their reads, and the revisions they create."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_ranges_are_half_open_and_in_order(subject: Subject) -> None:
 
 
 async def test_a_range_without_an_end_takes_all_from_a_key_on(subject: Subject) -> None:
-    high = replace(subject, prefix="~" + subject.prefix)  # behind the keys of all other tests
+    high = replace(subject, prefix="~" + subject.prefix)  # sorts after the keys of all other tests
     await high.put("a", "b", "c")
     result = await high.store.read(Range(key=high.key("b"), range_end="\0"))
     assert [kv.key for kv in result.kvs] == [high.key("b"), high.key("c")]

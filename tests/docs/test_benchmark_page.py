@@ -1,4 +1,4 @@
-"""The page of benchmarks keeps what was measured elsewhere."""
+"""The page of benchmarks agrees with the measured results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.__main__ import page
 
 
 def result(benchmark: str, summary: str, machine: str = "2 cores (A), Python 3.11.7") -> dict[str, Any]:
-    """Return a benchmark's result as its JSON file holds it."""
+    """Return a benchmark's result from its JSON file."""
     return {"benchmark": benchmark, "summary": summary, "goal": "a | b", "met": True, "machine": machine}
 
 

@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING tell a person to type exists, and every command is documented."""
+"""Every command that README and CONTRIBUTING show exists, and every command is documented."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTA
 
 
 def typed_commands(page: Path) -> list[list[str]]:
-    """The command lines of a page's shell blocks; where a block shows output, those after a `$`."""
+    """The command lines of a page's shell blocks; of a block that shows output, only the lines after a `$`."""
     commands = []
     for block in BLOCK.findall(page.read_text()):
         joined = block.replace("\\\n", " ")
@@ -63,7 +63,7 @@ def test_scripts_exist() -> None:
 
 
 def cli_commands() -> dict[str, str]:
-    """Every command of `strata`, those of a group as `group command`, with its help."""
+    """The help of every `strata` command by name; a command in a group is named `group command`."""
     found: dict[str, str] = {}
 
     def visit(prefix: str, group: object) -> None:

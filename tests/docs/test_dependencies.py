@@ -1,4 +1,4 @@
-"""What `strata` imports is declared: in the base for the trainer's side, in an extra for the rest."""
+"""Every package that `strata` imports is declared: in the base for the trainer's side, in an extra for the rest."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DISTRIBUTION_OF = {
 }
 
 BASE_ONLY = ("client", "session", "checkpoint", "data", "wire", "core", "config", "errors", "v1")
-"""What a trainer imports. It may use an extra only inside a function, where that extra is asked for."""
+"""The packages that a trainer imports. They may import an extra only inside a function that requires this extra."""
 OF_AN_EXTRA = (
     "checkpoint/storage/s3_control.py",
     "checkpoint/storage/s3_errors.py",
     "checkpoint/storage/s3_storage.py",
     "checkpoint/storage/s3_upload.py",
 )
-"""What such a function imports: `strata.checkpoint.storage.opening`, when a storage is in S3."""
+"""The modules that `strata.checkpoint.storage.opening` imports in such a function, if a storage is in S3."""
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -59,7 +59,7 @@ def imports(file: Path, *, top_level_only: bool) -> Iterator[str]:
 
 
 def imported(file: Path) -> set[str]:
-    """Return the modules that importing `file` imports from."""
+    """Return the modules from which `file` imports at its top level."""
     return {
         node.module or "" for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)
     }
@@ -94,7 +94,7 @@ def test_a_trainer_needs_the_base_only() -> None:
 
 def test_every_base_dependency_is_used() -> None:
     used = {name for file in (ROOT / "strata").rglob("*.py") for name in imports(file, top_level_only=False)}
-    implied = {"rich"}  # typer draws with it
+    implied = {"rich"}  # typer uses rich for its output
     not_yet = BASE - used - implied
-    complete = (ROOT / "strata" / "client" / "__init__.py").exists()  # it hashes the ring
+    complete = (ROOT / "strata" / "client" / "__init__.py").exists()  # the client hashes the ring
     assert not complete or not not_yet, not_yet

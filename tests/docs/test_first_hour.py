@@ -1,4 +1,4 @@
-"""The README's first hour, in a fresh virtual environment that has the wheel: what a new user types, and sees."""
+"""The README's first hour, in a fresh virtual environment with the wheel: a new user's commands and their output."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ COMMANDS: list[str] = [
     for line in block.splitlines()
 ]
 INSTALL_S = 600.0
-"""A slow network, a slow disk."""
+"""Allows for a slow network and a slow disk."""
 STEPS = 20 * 22
-"""Epochs, and steps of each: 3 ranks, 16 samples a rank of 1024."""
+"""Epochs times the steps of each: 3 ranks, 16 samples a rank of 1024."""
 
 TRAIN = '''
 """An ordinary DistributedDataParallel script: which of two moons a point belongs to."""
@@ -78,14 +78,14 @@ CHANGE = (
     ("in loader:", "in run.steps(loader):"),
     ("    dist.destroy_process_group()\n", "    run.close()\n"),
 )
-"""What the README says, made in that script."""
+"""The changes that the README makes to that script."""
 TALKS = (
     ("optim=optimizer)\n", "optim=optimizer)\n    print('begins at', run.step, flush=True)\n"),
     ("optimizer.step()\n", "optimizer.step()\n            time.sleep(0.01)\n            say(run)\n"),
     ("import torch\n", "import time\nimport torch\n"),
     ("EPOCHS = 20\n", "EPOCHS = 20\n\n\ndef say(run):\n    print('step', run.step + 1, flush=True)\n"),
 )
-"""For the test alone: a pace at which processes can be killed, and words to wait for."""
+"""For the test alone: a pace at which processes can be killed, and output to wait for."""
 
 
 def train_script() -> str:
@@ -97,7 +97,7 @@ def train_script() -> str:
 
 
 class User:
-    """Who types the README's commands, in a folder and an environment of her own."""
+    """The user who types the README's commands, in a folder and an environment of her own."""
 
     def __init__(self, folder: Path, record: Record) -> None:
         self.folder = folder
@@ -110,7 +110,7 @@ class User:
         self.env["VIRTUAL_ENV"] = str(folder / "venv")
 
     def types(self, line: str, *, name: str, **changes: str) -> Talker:
-        """Start a command; `changes` are what she has to change in it here."""
+        """Start a command; `changes` are the parts of it that differ here."""
         for before, after in changes.items():
             assert before in line, f"the README's {line!r} has no {before!r}"
             line = line.replace(before, after)
@@ -121,7 +121,7 @@ class User:
         return talker
 
     def does(self, argv: list[str]) -> None:
-        """Run a command that takes its time to its end."""
+        """Run a command to its end, allowing it much time."""
         it = subprocess.run(
             argv,
             check=False,
@@ -147,7 +147,7 @@ def user(tmp_path: Path, record: Record) -> Iterator[User]:
 
 
 def install(user: User, line: str) -> None:
-    """Follow the README's `pip install` with the wheel that this tree makes, in a new environment."""
+    """Run the README's `pip install` with the wheel built from this tree, in a new environment."""
     wheels = user.folder / "wheels"
     build = [
         sys.executable,
@@ -164,13 +164,13 @@ def install(user: User, line: str) -> None:
     (wheel,) = wheels.glob("strata_control-*.whl")
     user.does([sys.executable, "-m", "venv", str(user.folder / "venv")])
     assert "'.[server]' torch" in line
-    # the build for processors alone, as the project's own environment has it; numpy is torch's own wish
+    # the CPU-only build, as in the project's own environment; torch itself recommends numpy
     line = line.replace("'.[server]' torch", f"--quiet '{wheel}[server]' torch==2.13.0 numpy")
     user.does(["bash", "-c", line])
 
 
 def command(part: str) -> str:
-    """Return the README's command that has `part`."""
+    """Return the README's command that contains `part`."""
     (line,) = (line for line in COMMANDS if part in line)
     return line
 
@@ -179,7 +179,7 @@ def command(part: str) -> str:
 @pytest.mark.timeout(900)
 def test_the_first_hour(user: User, record: Record) -> None:
     install(user, command("pip install"))
-    user.env["STRATA_ETCD"] = str(find_etcd(members=3).path)  # what scripts/fetch-etcd brought
+    user.env["STRATA_ETCD"] = str(find_etcd(members=3).path)  # the etcd that scripts/fetch-etcd installed
     ports = free_ports(4)
     dev = command("strata dev") + f" --port {ports[0]} --http-port {ports[3]}"
     control_plane = user.types(dev, name="dev")
@@ -191,9 +191,9 @@ def test_the_first_hour(user: User, record: Record) -> None:
     script = user.folder / "train.py"
     script.write_text(train_script())
     run = command("strata run")
-    user.env["STRATA_LOG_FORMAT"] = "json"  # for the eyes of this test
+    user.env["STRATA_LOG_FORMAT"] = "json"  # so that this test can parse the output
 
-    # a rank is killed: the training goes on
+    # a rank is killed: the training continues
     first = user.types(run, name="first")
     record.wait_line("step 100")
     victim = record.wait("rank.started", generation=1, count=3)[2]
@@ -201,7 +201,7 @@ def test_the_first_hour(user: User, record: Record) -> None:
     record.wait("rank.started", generation=2, count=3)
     record.wait_line("step 200")
 
-    # everything on this node is lost: the same command goes on from a checkpoint
+    # every process of this node is killed: the same command continues from a checkpoint
     first.signal(signal.SIGKILL)
     first.wait_quiet()
     seen = len(record.events)
@@ -214,7 +214,7 @@ def test_the_first_hour(user: User, record: Record) -> None:
         job = client.call(GetJobRequest(job="digits"))
         assert job.job.phase == JOB_PHASE_DONE
 
-    # the same command again: it says that there is nothing to do, and what she may do
+    # the same command again: it reports that the job is finished, and names the options
     seen = len(record.events)
     assert user.types(run, name="again").join() == 4
     assert re.search(
@@ -222,7 +222,7 @@ def test_the_first_hour(user: User, record: Record) -> None:
     )
     assert "start again with --new, or choose another --job" in said(record, seen)
 
-    # a typo, and its repair
+    # a typo, and its correction
     other = {"--job digits": "--job moons"}
     script.write_text(train_script().replace("nn.Linear(2, 32)", "nn.Linaer(2, 32)"))
     seen = len(record.events)
@@ -233,7 +233,7 @@ def test_the_first_hour(user: User, record: Record) -> None:
     seen = len(record.events)
     assert user.types(run, name="repaired", **other).join(limit_s=120.0) == 0, said(record, seen)
 
-    # she ends the control plane
+    # the user ends the control plane
     control_plane.signal(signal.SIGINT)
     assert control_plane.join() == 0
 
@@ -243,5 +243,5 @@ def begins(event: dict[str, object]) -> bool:
 
 
 def said(record: Record, since: int) -> str:
-    """Return what was printed since then."""
+    """Return the output since event number `since`."""
     return "\n".join(str(e.get("text", e)) for e in record.events[since:])

@@ -1,4 +1,4 @@
-"""Every relative link of every page leads to a file, and to a heading where it names one."""
+"""Every relative link of every page leads to an existing file, and to an existing heading if it has a fragment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The fragments that a page's headings answer to, by the usual rule for Markdown."""
+    """The fragments of a page's headings, by the usual rule for Markdown."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in kept}
@@ -49,13 +49,13 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
     assert dead_links(page) == ["gone.md", "page.md#three"]
 
 
-# -- a link that names a thing leads to the page about it
+# -- a link whose text names a thing leads to the page about it
 
 NAMING = re.compile(r"(?<!!)\[`([^`\]]+)`\]\(([^)\s]+)\)")
 
 
 def headed(page: Path) -> set[str]:
-    """The names of code in a page's headings: what it documents."""
+    """The code names in a page's headings: the things that the page documents."""
     return {
         name
         for line in re.findall(r"^#+ .+$", prose(page), re.MULTILINE)
@@ -64,7 +64,7 @@ def headed(page: Path) -> set[str]:
 
 
 def misled(page: Path, documented: dict[Path, set[str]]) -> list[str]:
-    """The links of a page that name a thing, where another page than the one they lead to has it in a heading."""
+    """The links whose text names a thing that has its heading on another page than the one they lead to."""
     found = []
     for text, link in NAMING.findall(prose(page)):
         name = text.partition(" --")[0]

@@ -1,4 +1,4 @@
-"""A command that a page, a help text or a message names exists, with the options that stand behind it."""
+"""Every command that a page, a help text or a message names exists, with the options named after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCES: Final = [*(ROOT / "strata").rglob("*.py"), *(ROOT / "chaos").rglob("*.p
 NAMED: Final = re.compile(
     r"(?<!from )(?<!import )\bstrata (?P<words>[a-z][a-z-]*(?: [a-z][a-z-]*)?)(?P<rest>(?:(?!\bstrata )[^`\n;|()])*)"
 )
-"""A mention, and what follows it on its line: its arguments, and in prose more words."""
+"""A mention of a command, and the rest of its line: its arguments, or more words of prose."""
 OPTION: Final = re.compile(r"(?<=\s)--[a-z][a-z-]*")
 
 
@@ -44,7 +44,7 @@ GROUPS: Final = {name.rpartition(" ")[0] for name in OPTIONS} - {""}
 
 
 def wrong(text: str) -> Iterator[str]:
-    """Yield each mention in a text of a command, or of an option of one, that does not exist."""
+    """Yield each mention of a command, or of a command's option, that does not exist."""
     for mention in NAMED.finditer(text):
         first, *more = mention["words"].split()
         name = f"{first} {more[0]}" if more and first in GROUPS else first
@@ -57,9 +57,9 @@ def wrong(text: str) -> Iterator[str]:
 
 
 def texts(source: str) -> Iterator[str]:
-    """Yield the literal texts of a program, docstrings and the parts of f-strings among them.
+    """Yield the literal texts of a program, including docstrings and f-strings.
 
-    What is filled in counts as one word.
+    Each replacement field of an f-string counts as one word.
     """
     inner: set[int] = set()
     for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""docs/protocols.md carries every rule under its stable number, and citations name real rules."""
+"""docs/protocols.md has every rule under its stable number, and citations name existing rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_rule_says_something() -> None:
     bodies = re.split(r"^#{2,3} .*$", PAGE.read_text(), flags=re.MULTILINE)
     titles = re.findall(r"^#{2,3} (.*)$", PAGE.read_text(), re.MULTILINE)
     empty = [title for title, body in zip(titles, bodies[1:], strict=True) if not body.strip()]
-    # a section's body is its rules; 2.6 is said by its title
+    # a section's body is its rules; the title of 2.6 states its rule
     assert [title for title in empty if not re.match(r"\d\. |2\.6 ", title)] == []
 
 

@@ -47,7 +47,7 @@ EXISTING = [
     "TrainingConfig",
     "TrainingWorld",
 ]
-"""What DESIGN promises and exists now; a later feature adds its names here with itself."""
+"""The public names of the design that exist now; a new feature adds its names here."""
 
 
 def python(code: str) -> str:
@@ -63,7 +63,7 @@ def test_public_names_are_importable() -> None:
 
 
 def test_importing_strata_imports_no_grpc() -> None:
-    # gRPC must see GRPC_ENABLE_FORK_SUPPORT=0 before it is imported (forked DataLoader workers)
+    # GRPC_ENABLE_FORK_SUPPORT=0 must be set before grpc is imported (forked DataLoader workers)
     heavy = ["grpc", "google.protobuf", "torch", "numpy"]
     loaded = python(f"import sys, strata; print([name for name in {heavy} if name in sys.modules])")
     assert loaded.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The README explains its words where it first uses them, and its table of extras is the package's."""
+"""The README explains its terms at their first use, and its table of extras agrees with the package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_word_of_strata_is_explained_at_its_first_use(word: str) -> None:
 
 
 def rows() -> dict[str, str]:
-    """What each extra brings, by the README's table."""
+    """The content of each extra, by the README's table."""
     table = re.search(
         r"^\| extra \| brings \| for \|\n\|[-|]+\|\n((?:\|.*\n)+)", README.read_text(), re.MULTILINE
     )
@@ -47,7 +47,7 @@ def test_the_table_says_what_an_extra_brings(extra: str) -> None:
     brings = rows()[extra]
     assert set(re.findall(r"`([a-z0-9]+)`", brings)) >= others
     packages = names([each for each in EXTRAS[extra] if not OWN.search(each)])
-    if extra != "dev":  # whose many packages are for those who have a clone
+    if extra != "dev":  # its many packages are only for users with a clone
         assert set(re.findall(r"[\w-]+", brings)) == packages | others
 
 

@@ -24,12 +24,12 @@ HEADINGS = ("Symptom.", "See.", "Mend.", "Exercised by")
 
 
 def in_order(text: str) -> list[str]:
-    """Return which of the headings a page has, in its order."""
+    """Return the known headings of a page, in the page's order."""
     return [found for found in re.findall(r"^\*\*([^*]+)\*\*", text, re.MULTILINE) if found in HEADINGS]
 
 
 def named_tests(text: str) -> list[tuple[str, str]]:
-    """Return the files named under the last heading, each with a test of it, or with "" for a scenario."""
+    """Return each file named under the last heading with each of its tests, or with "" for a scenario."""
     found, file = [], ""
     for word in re.findall(r"`([^`]+)`", text.partition("**Exercised by**")[2]):
         path, _, test = word.partition("::")
@@ -44,7 +44,7 @@ def named_tests(text: str) -> list[tuple[str, str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line without running it; raise what typer does if it is wrong."""
+    """Parse a command line without running it; raise typer's error if it is wrong."""
     command: Any = typer.main.get_command(assembled())
     rest = list(words[1:])
     while hasattr(command, "commands"):

@@ -1,4 +1,4 @@
-"""The table of roles in docs/security.md is that of the code, and so are the limits."""
+"""docs/security.md has the same table of roles and the same limits as the code."""
 
 from __future__ import annotations
 

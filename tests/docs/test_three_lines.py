@@ -1,4 +1,4 @@
-"""What a stranger changes in a script so that it survives: three lines."""
+"""Three changed lines make an ordinary training script survive failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/training.md run as they stand, in a process that trains alone."""
+"""The examples of docs/training.md run unchanged, in a standalone process."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from strata.core.access.authority import RULES
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+\.py)?)`")
 CALL = "Checkpoints.PinCheckpoint"
-"""A method that was added by the recipe for an RPC."""
+"""A method that was added according to the recipe for an RPC."""
 
 
 def test_each_file_of_the_page_exists() -> None:
@@ -30,7 +30,7 @@ def test_each_package_of_the_recipes_exists() -> None:
 
 
 def test_the_recipe_for_an_rpc_names_each_file_that_an_rpc_is_in() -> None:
-    """What a method's name and its messages are found in, apart from tests and generated code, the recipe names."""
+    """The recipe names each file that contains a method's name or its messages, apart from tests and generated code."""
     recipe = next(
         part
         for part in (ROOT / "CONTRIBUTING.md").read_text().split("\n\n")
@@ -50,7 +50,7 @@ def test_the_recipe_for_an_rpc_names_each_file_that_an_rpc_is_in() -> None:
 
 
 def _is_named(path: Path, recipe: str) -> bool:
-    """Tell whether the recipe names the file, or the folder of a file whose name depends on the service."""
+    """Return True if the recipe names the file, or the folder of a file whose name depends on the service."""
     name = str(path)
     return name in recipe or any(
         name.startswith(part.split("<")[0].split("…")[0])

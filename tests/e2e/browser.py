@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over WebDriver: the few commands that a test of a page needs."""
+"""A headless Chromium, driven over WebDriver: the few commands that a page's test needs."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class Browser:
         self._send("POST", "/url", {"url": url})
 
     def run(self, script: str) -> Any:
-        """Return what a function with this body returns in the page."""
+        """Run a function with this body in the page; return its result."""
         return self._send("POST", "/execute/sync", {"script": script, "args": []})
 
     def text(self) -> str:
         return str(self.run("return document.body.innerText"))
 
     def wait(self, what: str, found: Callable[[], bool]) -> None:
-        """Return once `found`; fail with the page's text when that takes too long."""
+        """Return once `found()` is true; fail with the page's text after the time limit."""
         deadline = time.monotonic() + LIMIT_S
         while not found():
             assert time.monotonic() < deadline, f"{what} never came; the page says:\n{self.text()}"
 
     def complaints(self) -> list[str]:
-        """Return what the browser's console has said since the last time: refusals, errors."""
+        """Return the browser's console messages since the last call: rejected requests and errors."""
         return [str(entry["message"]) for entry in self._send("POST", "/se/log", {"type": "browser"})]
 
     def devtools(self, command: str, **parameters: Any) -> Any:
-        """Return what a command of Chromium's own protocol returns: the size of a phone, a colour scheme, counters."""
+        """Run a command of Chromium's DevTools protocol: set a phone's size or a colour scheme, read counters."""
         return self._send("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def shoot(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class Browser:
 
 @contextmanager
 def browsing(chromedriver: str, folder: Path, *flags: str) -> Iterator[Browser]:
-    """Have a browser for the body; it and its driver end with it."""
+    """Provide a browser for the body; the browser and its driver end with it."""
     port = free_port()
     driver = Child.start([chromedriver, f"--port={port}"], log=folder / "chromedriver.log")
     try:

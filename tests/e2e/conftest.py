@@ -17,13 +17,13 @@ DEPLOY = ROOT / "deploy" / "etcd"
 
 @pytest.fixture(scope="session")
 def engine(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The engine that the environment names and that answers, else one of our own for this run."""
+    """The engine that the environment names, if it answers; otherwise one of this run's own."""
     hint = "apt-get install docker.io docker-compose"
     need("docker", shutil.which("docker") is not None, hint)
     folder = tmp_path_factory.mktemp("docker")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
-        # a person's own configuration may name credentials and contexts
+        # the user's own configuration may name credentials and contexts
         plugins = Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "cli-plugins"
         environment.setenv("DOCKER_CONFIG", str(folder))
         if plugins.is_dir():
@@ -31,7 +31,7 @@ def engine(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
         compose = compose_program(folder)
         need("docker", bool(compose), hint)
         if compose != "docker":
-            environment.setenv("DOCKER_BUILDKIT", "0")  # Debian's Compose cannot build by it
+            environment.setenv("DOCKER_BUILDKIT", "0")  # Debian's Compose cannot build with BuildKit
         if (client := reached()) is not None:
             yield Engine(client=client, compose=compose)
             return
@@ -46,21 +46,23 @@ def engine(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
 
 @pytest.fixture(scope="session")
 def base_image(engine: Engine, need: Need) -> Iterator[str]:
-    """What the images are built on: STRATA_TEST_BASE_IMAGE, else made of this machine's archive."""
+    """The base of the images: STRATA_TEST_BASE_IMAGE, or an image made from this machine's package archive."""
     if given := os.environ.get("STRATA_TEST_BASE_IMAGE"):
         yield given
         return
     possible = os.geteuid() == 0 and shutil.which("mmdebstrap") is not None
     need("docker", possible, "set STRATA_TEST_BASE_IMAGE, or as root: apt-get install mmdebstrap")
     tag = f"strata-test-base:{os.getpid()}"
-    engine.script(str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv")  # for the test of the units
+    engine.script(
+        str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv"
+    )  # for the test of the systemd units
     yield tag
     engine.client.images.remove(tag, force=True)
 
 
 @pytest.fixture(scope="session")
 def build_context(engine: Engine, base_image: str, etcd_bin: Path) -> str:
-    """The base image, once all that is built on it has been gathered."""
+    """The base image, after all files for the images on it were gathered."""
     assert etcd_bin.is_dir()
     engine.script(str(DEPLOY / "build-context"), env={"BASE_IMAGE": base_image})
     return base_image

@@ -1,10 +1,11 @@
-"""A container engine for tests: the one that runs, or one of the test's own that leaves no trace.
+"""A container engine for tests: the running one, or one of the test's own that leaves no trace.
 
-testcontainers speaks to it, and removes what a test made at the test's end; its own reaper needs an image that is pulled.
+testcontainers is its client and removes a test's objects at the test's end; testcontainers' own reaper is not used,
+because it needs an image from a registry.
 
-Its own `dockerd` keeps everything below one folder of the clone, and changes nothing of the machine's
+The test's own `dockerd` keeps its data below one folder of the clone, and changes nothing of the machine's
 network: no bridge of its own, no packet filter, no forwarding. Containers of one network reach each
-other, published ports are reached through dockerd's proxy, and nothing reaches out.
+other, published ports are reached through dockerd's proxy, and no container reaches the outside.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from tests.processes import Record
 START_S = 60.0
 POLL_S = 0.2
 SOCKET_MAX = 107
-"""Bytes that a Unix socket's path may have."""
+"""The longest path of a Unix socket, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The client of an engine that this process's environment names, and the program that runs Compose."""
+    """The client of the engine that this process's environment names, and the program that runs Compose."""
 
     client: docker.DockerClient
     compose: str
-    """testcontainers' `docker_command_path`: `COMPOSE compose up` brings a project up."""
+    """testcontainers' `docker_command_path`: `COMPOSE compose up` starts a project."""
 
     def script(self, *words: str, env: Mapping[str, str] | None = None) -> str:
-        """Run one of deploy/etcd's scripts against this engine, and return what it prints on both streams."""
+        """Run a command against this engine; return its output on both streams."""
         done = subprocess.run(
             words,
             env={**os.environ, **(env or {})},
@@ -59,7 +60,7 @@ class Engine:
 
     @contextmanager
     def following(self, label: str, record: Record) -> Iterator[None]:
-        """Record what happens to the containers that have `label`: events of kind "container"."""
+        """Record the events of the containers with `label` as events of kind "container"."""
         stream = self.client.events(decode=True, filters={"type": "container", "label": label})
 
         def listen() -> None:
@@ -77,7 +78,7 @@ class Engine:
 
 
 def reached() -> docker.DockerClient | None:
-    """Return a client of the engine that the environment names, None if it does not answer."""
+    """Return a client of the engine that the environment names, or None if the engine does not answer."""
     try:
         client = DockerClient().client
         client.ping()
@@ -87,10 +88,10 @@ def reached() -> docker.DockerClient | None:
 
 
 def compose_program(folder: Path) -> str:
-    """Return testcontainers' `docker_command_path` on this machine, "" if it has no Compose.
+    """Return testcontainers' `docker_command_path` on this machine, or "" without Compose.
 
-    Debian's Compose is a program of its own. testcontainers calls a plugin, `docker compose`, so a script in `folder`
-    drops that word.
+    Debian's Compose is a separate program, but testcontainers calls a plugin, `docker compose`. So a script in `folder`
+    drops the word `compose`.
     """
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
     if plugin.returncode == 0:
@@ -104,12 +105,12 @@ def compose_program(folder: Path) -> str:
 
 
 def logs(container: Container) -> str:
-    """Return the end of what a container has printed."""
+    """Return the last lines of a container's output."""
     return str(container.logs(tail=60).decode(errors="replace"))
 
 
 class OwnEngine:
-    """A dockerd of this run's own. `stop` ends it with everything in it."""
+    """A dockerd of this run's own; `stop` ends it with everything in it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -121,11 +122,11 @@ class OwnEngine:
 
     @staticmethod
     def possible() -> bool:
-        """Tell whether this machine and user can run one."""
+        """Return True if this machine and user can run one."""
         return os.geteuid() == 0 and shutil.which("dockerd") is not None
 
     def start(self) -> docker.DockerClient:
-        """Start it, and return a client of it once it answers; `DOCKER_HOST` must name its socket by then."""
+        """Start dockerd; return a client once it answers. By then `DOCKER_HOST` must name its socket."""
         self._folder.mkdir(parents=True)
         log = self._folder / "dockerd.log"
         child = self._child = Child.start(
@@ -155,7 +156,7 @@ class OwnEngine:
         return client
 
     def stop(self) -> None:
-        """End it, which unmounts what it had mounted, and remove all its data."""
+        """Stop dockerd, which unmounts its mounts, and remove all its data."""
         if self._child is not None:
             self._child.stop(grace_s=60.0)
         shutil.rmtree(self._folder)

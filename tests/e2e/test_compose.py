@@ -1,4 +1,4 @@
-"""deploy/etcd's Compose file, brought up as its README says, and broken."""
+"""deploy/etcd's Compose file: started as its README describes, then exposed to faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UP_S = 120.0
 
 
 class Deployment:
-    """A project of Compose with a name, ports, images and certificates of its own."""
+    """A Compose project with its own name, ports, images and certificates."""
 
     def __init__(self, engine: Engine, base_image: str, folder: Path, record: Record) -> None:
         self.engine = engine
@@ -69,31 +69,31 @@ class Deployment:
         )
 
     def prepare(self) -> None:
-        """Make the certificates, all that `up` needs besides the images it builds."""
+        """Make the certificates, all that `up` needs besides the images that it builds."""
         owner = ("--owner", str(self.uid)) if os.geteuid() == 0 else ()
         self.engine.script(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
 
     def run(self, *words: str, env: Mapping[str, str] | None = None) -> str:
-        """Return what a command of Compose prints, of those that testcontainers has no method for."""
+        """Run a Compose command for which testcontainers has no method; return its output."""
         return self.engine.script(*self.compose.docker_compose_command(), *words, env=env)
 
     def container(self, service: str) -> Container:
-        """A service's container as it is now, running or not."""
+        """The current container of a service, running or not."""
         labels = [self.label, f"com.docker.compose.service={service}"]
         (found,) = self.engine.client.containers.list(all=True, filters={"label": labels})
         return found
 
     def times(self, what: str, service: str) -> int:
-        """How often something has happened to a service's container."""
+        """The number of events of that kind on a service's container."""
         return len(self.record.of("container", what=what, service=service))
 
     def wait_healthy(self, service: str, *, after: int = 0) -> None:
-        """Return once the container was found healthy more than `after` times."""
+        """Return once the container has become healthy more than `after` times."""
         facts = {"what": "health_status: healthy", "service": service}
         self.record.wait("container", count=after + 1, limit_s=UP_S, **facts)
 
     def credentials(self, who: str) -> dict[str, str]:
-        """The environment that lets a process of this host speak for `who`."""
+        """The environment for a process of this host to use the identity `who`."""
         folder = self.tls / who
         return {
             "STRATA_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in self.ports.values()),
@@ -103,7 +103,7 @@ class Deployment:
         }
 
     def issue(self, authority: str, role: str, name: str) -> None:
-        """Sign a certificate besides those that make-certs made."""
+        """Sign a certificate in addition to those of make-certs."""
         code, said = run_strata(
             *("certs", "issue", "--ca", str(self.tls / authority), "--role", role, "--id", name),
             *("--out", str(self.tls / name)),
@@ -111,21 +111,21 @@ class Deployment:
         assert code == 0, said
 
     def status(self) -> dict[str, Any]:
-        """What `strata status` says to the operator of this host."""
+        """The output of `strata status` for the operator of this host."""
         code, said = run_strata("status", "--json", env={**os.environ, **self.credentials("operator")})
         assert code == 0, said
         answer: dict[str, Any] = json.loads(said)
         return answer
 
     def trust(self) -> ssl.SSLContext:
-        """What the operator believes and shows."""
+        """The operator's trust anchor and client certificate."""
         folder = self.tls / "operator"
         context = ssl.create_default_context(cafile=folder / "ca.pem")
         context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
         return context
 
     def metrics(self, service: str) -> str:
-        """What Prometheus would get from a coordinator."""
+        """The metrics that a coordinator serves to Prometheus."""
         url = f"https://localhost:{self.http_ports[service]}/metrics"
         with urllib.request.urlopen(url, timeout=10, context=self.trust()) as answer:
             return str(answer.read().decode())
@@ -141,7 +141,7 @@ class Deployment:
         return [tag for tag in every if tag.endswith(f":{self.project}")]
 
     def left(self) -> list[str]:
-        """What the engine still holds of the project."""
+        """The objects of the project that the engine still has."""
         ours: dict[str, str | list[str] | bool] = {"label": self.label}
         client = self.engine.client
         return [
@@ -178,7 +178,7 @@ def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
     members = start_members(deployment, nodes)
     met(record, more=3)
 
-    # a crash, which the engine's restart policy answers; docker's own kill would be a wish
+    # a crash, after which the engine's restart policy acts; after docker's own kill it would not
     leader = status["leader"]
     healthy = deployment.times("health_status: healthy", leader)
     os.kill(int(deployment.container(leader).attrs["State"]["Pid"]), signal.SIGKILL)
@@ -209,7 +209,7 @@ def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
 
 
 def start_members(deployment: Deployment, nodes: Nodes) -> list[Talker]:
-    """Three trainers on the host, each with a certificate of its own."""
+    """Start three trainers on the host, each with a certificate of its own."""
     started = []
     for name in ("node-1", "node-2", "node-3"):
         deployment.issue("ca", "member", name)
@@ -221,7 +221,7 @@ def start_members(deployment: Deployment, nodes: Nodes) -> list[Talker]:
 
 
 def met(record: Record, *, more: int) -> None:
-    """Return once each of the three members has come through so many barriers from now on."""
+    """Return once each of the three members has passed `more` barriers from now on."""
     sources = ("node-1", "node-2", "node-3")
     before = {source: len(record.of("met", source=source)) for source in sources}
     for source, count in before.items():
@@ -229,7 +229,7 @@ def met(record: Record, *, more: int) -> None:
 
 
 def check_certificates(deployment: Deployment) -> None:
-    """No trainer's certificate opens etcd; new certificates are served without a restart."""
+    """No trainer's certificate gives access to etcd; new certificates are served without a restart."""
     assert "is healthy" in etcd_health(deployment, "coordinator-1-etcd")
     with pytest.raises(ContainerError, match="unhealthy"):
         etcd_health(deployment, "node-1")
@@ -246,7 +246,7 @@ def check_certificates(deployment: Deployment) -> None:
 
 
 def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
-    """The member that leads etcd is lost with its volume, and replaced at once by the README's lines."""
+    """etcd's leader is lost with its volume, and is replaced at once with the README's commands."""
     etcd = ("exec", "-T", "coordinator-1", "strata", "etcd")
     members = json.loads(deployment.run(*etcd, "status", "--json"))["members"]
     (lost,) = (member["name"] for member in members if member["role"] == "leader")
@@ -264,7 +264,7 @@ def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
 
 
 def learner_added(events: Sequence[Event], replacing: Talker) -> bool:
-    """Tell whether the learner was added; fail if the command has ended instead."""
+    """Return True once the learner was added; fail if the command has ended before."""
     said = [str(event.get("text")) for event in events if event.get("source") == replacing.name]
     added = any("added learner" in text for text in said)
     assert added or replacing.child.poll() is None, said
@@ -272,17 +272,17 @@ def learner_added(events: Sequence[Event], replacing: Talker) -> bool:
 
 
 def check_backup(deployment: Deployment, folder: Path) -> None:
-    """The README's line makes a backup into a folder of the host."""
+    """The README's command makes a backup into a folder of the host."""
     folder.mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(folder, deployment.uid, deployment.uid)
     mounted = ("run", "--rm", "--no-deps", "-v", f"{folder}:/backups", "coordinator-1")
     deployment.run(*mounted, "controlplane", "backup", "--to", "/backups")
-    deployment.run(*mounted, "controlplane", "verify", "/backups")  # a broken one ends with 1
+    deployment.run(*mounted, "controlplane", "verify", "/backups")  # a broken backup exits with 1
 
 
 def etcd_health(deployment: Deployment, who: str) -> str:
-    """Ask an etcd member, from its network, with somebody's certificate; etcd's authority is known."""
+    """Check an etcd member's health from its network, with the certificate of `who`, trusting etcd's authority."""
     if not (trusted := deployment.tls / who / "ca-etcd.pem").exists():
         trusted.write_bytes((deployment.tls / "ca-etcd" / "ca.pem").read_bytes())
     if os.geteuid() == 0:
@@ -301,7 +301,7 @@ def etcd_health(deployment: Deployment, who: str) -> str:
 
 
 def served_certificate(deployment: Deployment) -> bytes:
-    """The certificate that coordinator-1 shows to a new connection."""
+    """The certificate that coordinator-1 serves on a new connection."""
     context = deployment.trust()
     context.set_alpn_protocols(["h2"])
     address = ("127.0.0.1", deployment.ports["coordinator-1"])

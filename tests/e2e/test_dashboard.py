@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, before three real coordinators and a real training."""
+"""The dashboard in a real browser, with three real coordinators and a real training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def chromedriver() -> str:
 
 @pytest.fixture(scope="module")
 def local(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three coordinators, a job that trains and one that is stuck."""
+    """Three coordinators, a job that trains and a job that is stuck."""
     cluster, folder = start_cluster(coordinators=3), tmp_path_factory.mktemp("jobs")
     with ExitStack() as stack:
         for job, program in (("gpt", TRAINING), ("stuck", STUCK)):
@@ -153,7 +153,7 @@ def test_ranks_advance_and_the_page_goes_on_when_its_replica_is_killed(
     first = browser.run(STEP)
     browser.wait("a later step", lambda: bool(browser.run(STEP) > first))
     says(browser, "live from coordinator-1")
-    time.sleep(2)  # the scripts of the other pages are fetched meanwhile
+    time.sleep(2)  # the scripts of the other pages are prefetched meanwhile
     before = browser.run(STEP)
     local.coordinators[0].child.kill()
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""deploy/etcd's units under a real systemd, in a container: started, killed, frozen, misled, stopped."""
+"""deploy/etcd's units under a real systemd in a container: started, killed, frozen, misconfigured, stopped."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LIMIT_S = 90.0
 ETCD = tuple(f"strata-etcd@etcd-{i}" for i in (1, 2, 3))
 COORDINATORS = tuple(f"strata-coordinator@coordinator-{i}" for i in (1, 2, 3))
 
-# What an unprivileged container does not grant (user namespaces), and less patience.
+# User namespaces are off because an unprivileged container does not grant them; the timeouts are shorter.
 COORDINATOR_DROP_IN = "[Service]\nPrivateUsers=no\nWatchdogSec=3s\nTimeoutAbortSec=1s\n"
 BACKUP_DROP_IN = "[Service]\nPrivateUsers=no\n"
 ETCD_DROP_IN = "[Service]\nPrivateUsers=no\n"
 
 
 class Host:
-    """A container that runs systemd, on which the README's steps were taken for all three instances."""
+    """A container that runs systemd, prepared by the README's steps for all three instances."""
 
     def __init__(self, engine: Engine, image: str, folder: Path) -> None:
         self.engine = engine
@@ -55,7 +55,7 @@ class Host:
         self.sh("until systemctl is-system-running --wait; do :; done")
 
     def install(self) -> None:
-        """What the README says to do on a host, with three instances on one loopback."""
+        """Do the README's steps for a host, with three instances on one loopback."""
         etc = self.folder / "strata"
         localhost = ("--host", "localhost") * 3
         self.engine.script(str(DEPLOY / "make-certs"), "--out", str(etc / "tls"), *localhost)
@@ -80,7 +80,7 @@ class Host:
         self.sh("systemd-sysusers && systemd-tmpfiles --create strata.conf && systemctl daemon-reload")
 
     def sh(self, script: str) -> str:
-        """Run a script in it, to success."""
+        """Run a script in the container; it must succeed."""
         done = self.container.exec(["timeout", f"{LIMIT_S:g}", "sh", "-ec", script])
         said = done.output.decode()
         assert done.exit_code == 0, f"{script} exited with {done.exit_code}:\n{said[-6000:]}"
@@ -90,7 +90,7 @@ class Host:
         return self.sh(f"systemctl show --value --property {name} {unit}").strip()
 
     def wait(self, unit: str, name: str, wanted: str) -> None:
-        """Return once a unit's property matches; fail with its log."""
+        """Return once a unit's property matches; fail with the unit's log."""
         deadline = time.monotonic() + LIMIT_S
         while not re.fullmatch(wanted, found := self.property(unit, name)):
             if time.monotonic() > deadline:
@@ -99,7 +99,7 @@ class Host:
 
 
 def on_loopback(text: str, *, own: int = 0) -> str:
-    """A host's configuration with all three on one loopback: instance i has ports 1i379, 5005i…"""
+    """Return a host's configuration for all three on one loopback: instance i has ports 1i379, 5005i…"""
     text = re.sub(r"host([123]):2(\d\d\d)", r"localhost:1\1\2", text)
     text = re.sub(r"(?:0\.0\.0\.0|127\.0\.0\.1):2(\d\d\d)", rf"127.0.0.1:1{own}\1", text)
     text = re.sub(r"host([123]):50051", r"localhost:5005\1", text)
@@ -136,7 +136,7 @@ def host(engine: Engine, build_context: str, tmp_path: Path, need: Need) -> Iter
 
 def test_systemd_starts_watches_restarts_and_stops_them(host: Host) -> None:
     host.sh(f"systemctl start --no-block {' '.join(ETCD)}")
-    host.sh(f"systemctl start {' '.join(COORDINATORS)}")  # returns when all of them serve
+    host.sh(f"systemctl start {' '.join(COORDINATORS)}")  # returns once all of them serve
     for unit in (*ETCD, *COORDINATORS):
         host.wait(unit, "ActiveState", "active")
     assert host.property(COORDINATORS[0], "StatusText") == "serves"
@@ -172,7 +172,7 @@ def test_systemd_starts_watches_restarts_and_stops_them(host: Host) -> None:
 
 
 def check_backup(host: Host) -> None:
-    """The README's lines: the timer waits for its next hour, and the first backup is made at once."""
+    """By the README's commands, the timer waits for its next hour, and the first backup is made at once."""
     units = DEPLOY / "systemd"
     host.container.copy_into_container(units / "backup.env", "/etc/strata/backup.env", 0o600)
     for name in ("strata-backup.service", "strata-backup.timer"):

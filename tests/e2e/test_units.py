@@ -1,4 +1,4 @@
-"""The systemd units below deploy/etcd/systemd say what systemd understands, and give little away."""
+"""systemd accepts the units below deploy/etcd/systemd, and rates their exposure as low."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNITS = sorted(FOLDER.glob("*.service"))
 TIMERS = sorted(FOLDER.glob("*.timer"))
 
 MAX_EXPOSURE = 1.5
-"""Of systemd's scale from 0 to 10; a service without any restriction has 9.6."""
+"""On systemd's scale from 0 to 10; a service without any restriction has 9.6."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def analyze(need: Need) -> str:
 
 
 def installed(unit: Path, folder: Path, etcd_bin: Path) -> Path:
-    """A copy of the unit that names the programs of this clone: systemd looks whether they exist."""
+    """A copy of the unit with the program paths of this clone, because systemd checks that they exist."""
     text = unit.read_text()
     for path, here in (
         ("/usr/local/bin/etcd", etcd_bin / "etcd"),

@@ -1,11 +1,11 @@
 """A stand-in for pynvml, with the functions of it that Strata calls, for hosts without a GPU.
 
-Its devices are in the JSON file that FAKE_NVML names, read anew with every call, so that a test can
-let a device fail under a running program; `tests/contract/test_nvml.py` compares it with the real one.
+Its devices are in the JSON file that FAKE_NVML names. Each call reads the file again, so that a test can
+let a device fail under a running program. `tests/contract/test_nvml.py` compares it with the real one.
 
     {"devices": [{"name": "H200", "uuid": "GPU-a", "temperature_c": 40, "xids": [79], "error": 15}]}
 
-What a device does not name it does not offer. `error` is the NVML error that every call about it raises.
+A property that a device's entry lacks is not supported. `error` is the NVML error that every call about it raises.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Event:
 
 
 class _Events:
-    """How many XIDs of each device were told in this set."""
+    """The number of each device's XIDs that this event set has already delivered."""
 
     def __init__(self) -> None:
         self.told: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A way to etcd that can be shut: nothing comes through then, in silence, as in a partition."""
+"""A TCP forwarder to etcd that can silently drop all traffic, like a network partition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 class Gate:
-    """A TCP forwarder to one address; `address` is where it listens."""
+    """A TCP forwarder to one target; it listens at `address`."""
 
     def __init__(self, target: str) -> None:
         url = urlsplit(target if "//" in target else f"//{target}")
@@ -23,19 +23,19 @@ class Gate:
         self._passed_bytes = 0
         self._limit_bytes: int | None = None
         self.has_shut = asyncio.Event()
-        """Set once `shut_after` has shut it."""
+        """Set once the limit of `shut_after` has stopped the traffic."""
         self.address = ""
 
     def shut(self) -> None:
-        """Let nothing through, and say nothing of it."""
+        """Stop all traffic silently; connections stay open."""
         self._open.clear()
 
     def shut_after(self, count: int) -> None:
-        """Shut it once so many bytes have passed, in both directions together."""
+        """Stop all traffic once `count` bytes have passed in both directions together."""
         self._limit_bytes = count
 
     def open(self) -> None:
-        """Let everything through again, what was kept as well."""
+        """Forward traffic again, including the bytes received meanwhile."""
         self._open.set()
 
     async def start(self) -> None:
@@ -73,7 +73,7 @@ class Gate:
 
 @contextlib.asynccontextmanager
 async def gated(target: str) -> AsyncIterator[Gate]:
-    """Have a gate before `target` while the body runs."""
+    """Run a forwarder to `target` while the body runs."""
     gate = Gate(target)
     await gate.start()
     try:

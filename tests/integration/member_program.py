@@ -16,11 +16,11 @@ def main() -> None:
     registration = members_pb2.Registration(
         job=job, worker_id=worker, boot=f"boot-{worker}", slots=1, spec=worlds_pb2.JobSpec()
     )
-    said = iter([session_pb2.Up(hello=session_pb2.Hello(member=registration))])
+    messages = iter([session_pb2.Up(hello=session_pb2.Hello(member=registration))])
     forever = threading.Event()
 
     def talk() -> object:
-        yield from said
+        yield from messages
         forever.wait()
 
     with grpc.insecure_channel(address) as channel:

@@ -1,4 +1,4 @@
-"""Three coordinator processes on the shared etcd, killed and back in no time; members by hand."""
+"""Three coordinator processes on the shared etcd, quick to kill and restart, and members that the test drives."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ OPTIONS: list[tuple[str, int]] = [
 
 
 class WarmReplica:
-    """One replica's address, the process that serves there, and the one that stands ready (if `spare`).
+    """One replica's address, the process that serves there, and a prestarted next process (if `spare`).
 
-    Every process has a name of its own, so that none waits for the lease of the one before it.
+    Every process has its own name, so that none waits for the lease of its predecessor.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class WarmReplica:
         return child, write
 
     def start(self) -> None:
-        """Let the ready process serve, and make another one ready."""
+        """Let the prestarted process serve, and prestart another one."""
         self.child, write = self._spare or self._warm()
         os.write(write, b"\n")
         os.close(write)
         self._spare = self._warm() if self._keep_spare else None
 
     def kill(self) -> None:
-        """SIGKILL; returns once it is dead."""
+        """Send SIGKILL and wait for the process to end."""
         self.child.kill()
         self.child.join()
 
@@ -100,7 +100,7 @@ class WarmReplica:
             self._spare[0].join()
 
     async def status(self) -> GetStatusResponse | None:
-        """Return its status, or None when it does not answer."""
+        """Return the replica's status, or None if it does not answer."""
         async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
             try:
                 return await AdminStub(channel).GetStatus(GetStatusRequest(), timeout=1.0)
@@ -109,7 +109,7 @@ class WarmReplica:
 
 
 class Replicas:
-    """A control plane of a test's own, on an etcd that others use as well."""
+    """A control plane for one test, on an etcd that other tests use as well."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class Replicas:
         program: Path = PROGRAM,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`ways`: the etcd endpoints of those replicas, by name, that reach it in a way of their own.
+        """`ways` maps a replica's name to its own etcd endpoints, such as those of a forwarder.
 
-        `program` is what each of them runs, with `env` added to the environment.
+        Each replica runs `program`, with `env` added to its environment.
         """
         ways = ways or {}
         direct = ",".join(etcd.endpoints)
@@ -165,7 +165,7 @@ class Replicas:
             replica.end()
 
     async def __aenter__(self) -> Self:
-        """Have every replica ready, and a place for members, for one test."""
+        """Wait until every replica is ready, and open the task group of members, for one test."""
         self.tasks = asyncio.TaskGroup()
         await self.tasks.__aenter__()
         await self.ready()
@@ -183,11 +183,11 @@ class Replicas:
         await self.tasks.__aexit__(kind, error, trace)
 
     async def ready(self) -> None:
-        """Return once every replica hears that every one is ready."""
+        """Return once every replica sees all replicas as ready."""
         async with asyncio.timeout(LIMIT_S):
             for replica in self._all:
-                while not await self._knows_all(replica):  # noqa: ASYNC110  # another process
-                    await asyncio.sleep(0.02)  # another process
+                while not await self._knows_all(replica):  # noqa: ASYNC110  # polls another process
+                    await asyncio.sleep(0.02)  # polls another process
 
     async def _knows_all(self, replica: WarmReplica) -> bool:
         status = await replica.status()
@@ -196,7 +196,7 @@ class Replicas:
         return sum(r.ready for r in status.replicas) == len(self._all)
 
     async def leader(self) -> str:
-        """Return the name of the replica that leads, once one does."""
+        """Return the leader's name once there is a leader."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 for replica in self._all:
@@ -213,7 +213,7 @@ class Replicas:
         return made
 
     async def world(self, *where: str) -> list[Member]:
-        """Return one member at each of these replicas, in the order of their ranks, in a world."""
+        """Form a world of one member at each of these replicas; return the members in rank order."""
         self.members = len(where)
         made = [await self.member(f"w{number}").connect(name) for number, name in enumerate(where)]
         ranks = {m.worker: (await m.world()).place.first_rank for m in made}
@@ -241,7 +241,7 @@ async def started(
     program: Path = PROGRAM,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Replicas]:
-    """Have replicas for one test alone."""
+    """Run replicas for one test alone."""
     made = Replicas(
         etcd, cluster, logs, detect_s=detect_s, spares=spares, ways=ways, program=program, env=env
     )

@@ -1,10 +1,9 @@
-"""Faults planted into one copy of the tree, one after the other: the test that each names must catch it.
+"""Faults planted into one copy of the tree, one after the other: the test that each fault names must catch it.
 
-A patch begins with three lines, `Fault:`, `Caught-by:` (a test's id) and `Shows-as:` (a regular
-expression that the failed test's output must match, so that it failed of the fault and of nothing
-else), and goes on as a unified diff. That the test passes without the patch is shown where it stands,
-in the ordinary suite. Faults of one test file come one after the other, so that the copy's compiled modules
-are those the next one needs. `make test` plants TEN of them, `make test-all` all.
+A patch begins with three lines: `Fault:`, `Caught-by:` (a test's id) and `Shows-as:` (a regular expression). The
+failed test's output must match the expression, which proves that this fault caused the failure. A unified diff
+follows. The ordinary suite shows that the test passes without the patch. The faults of one test file run one after the
+other, so that each run can reuse the copy's compiled modules. `make test` plants TEN of them, `make test-all` all.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from pathlib import Path
 
 import pytest
 
-from strata.launch.children import Child
+from strata.processes.children import Child
 from tests.conftest import ROOT
 
 HERE = Path(__file__).parent
 LIMIT_S = 300.0
 FAILED = 1
-"""pytest's exit code when tests ran and some failed; others say that it could not run them."""
+"""pytest's exit code if tests ran and some failed; other codes mean that it could not run them."""
 NO_PROGRAM = re.compile(r"\b(SyntaxError|IndentationError|NameError|ImportError|ModuleNotFoundError)\b")
-"""In a log: the patched code does not even run. A test that fails of this has caught nothing."""
+"""Errors in a log if the patched code does not even run: a test that fails with one has caught nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,14 @@ TEN = {
 PLANTED = sorted(map(Planted.read, HERE.glob("*.patch")), key=lambda fault: (fault.caught_by, fault.path))
 
 _moment_s = itertools.count(1_000_000_000)
-"""Times of patched files. Python compares a source's time and size with those of the compiled module, and a clock that
-is read twice within its resolution would show a patched file as the one before."""
+"""Modification times of patched files. Python compares a source's time and size with those recorded in the compiled
+module. Two real times within the clock's resolution would be equal, and Python would use the code before the patch.
+"""
 
 
 @contextmanager
 def planted(fault: Planted, tree: Path) -> Iterator[None]:
-    """Have the fault in the tree; fail with what to do when the patch fits no longer."""
+    """Apply the fault to the tree for the body; if the patch does not apply, fail with instructions."""
     _apply(fault, tree)
     try:
         yield
@@ -83,7 +83,7 @@ def planted(fault: Planted, tree: Path) -> Iterator[None]:
 
 
 def _apply(fault: Planted, tree: Path, *options: str) -> None:
-    # Git looks for no repository above the copy: it would apply the paths to that one.
+    # Stop Git from finding a repository above the copy: it would apply the paths to that one.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent), "GIT_DIR": os.devnull}
 
     def git_apply(*words: str) -> subprocess.CompletedProcess[str]:
@@ -105,7 +105,7 @@ def _apply(fault: Planted, tree: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a copy of what the named tests need."""
+    """Yield a copy of the parts of the tree that the named tests need."""
     copy = tmp_path_factory.mktemp("planted") / "tree"
     copy.mkdir()
     for name in ("strata", "tests", "docs", "proto"):
@@ -141,7 +141,7 @@ def test_the_named_test_catches_the_fault(fault: Planted, tree: Path) -> None:
 
 
 def _tested(fault: Planted, tree: Path) -> tuple[int, str]:
-    """Return the exit code of the named test, and what it printed."""
+    """Return the exit code and the output of the named test."""
     log = tree / f"{fault.path.stem}.log"
     child = Child.start(
         [sys.executable, "-m", "pytest", fault.caught_by, "-q", "-x", "-p", "no:cacheprovider"],

@@ -1,9 +1,9 @@
-"""Two ranks that load through DCP while a checkpoint is committed between their looks.
+"""Two ranks that load through DCP while a checkpoint is committed between their reads of the storage.
 
     python -m tests.ranks.agreeing <storage> <folder for the ranks to meet in>
 
-Step 2 is saved and its marker taken away; it is put back when one rank has looked, and before the
-other does. Each rank says which step it loaded, and what it has then.
+1. Step 2 is saved, and its commit marker is hidden. 2. One rank reads the metadata. 3. The marker is put back.
+4. The other rank reads the metadata. Each rank reports the step that it loaded and the values it then has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def a_state(value: float, *, dimension: int = 0) -> dict[str, Any]:
 
 @contextmanager
 def in_turn(first: int, marker: Path, store: Any) -> Iterator[None]:
-    """Have rank `first` look, then the marker appear, then the other rank look."""
+    """Let rank `first` read the metadata, then restore the marker, then let the other rank read."""
     rank, name = distributed.get_rank(), f"looked-{next(_rounds)}"
     look = StrataReader.read_metadata
 

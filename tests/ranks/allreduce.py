@@ -1,4 +1,4 @@
-"""An ordinary torch script, written for torchrun: it knows nothing of Strata."""
+"""An ordinary torch script, written for torchrun; it does not use Strata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that meet at a barrier each step, of which one crashes in the first generation and leaves a large core."""
+"""Ranks that meet at a barrier each step; one crashes in the first generation and leaves a large core file."""
 
 from __future__ import annotations
 

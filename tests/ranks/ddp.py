@@ -1,4 +1,4 @@
-"""A rank that trains under DistributedDataParallel, and tells its parameters after each step to the last bit."""
+"""A rank that trains under DistributedDataParallel, and reports a digest of all bits of its parameters each step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ranks.saying import say
 
 
 def make_net() -> nn.Module:
-    """Return a net of several buckets, with random numbers in it and buffers."""
+    """Return a net large enough for several DDP buckets, with random layers and with buffers."""
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Linear(32, 256), nn.ReLU(), nn.BatchNorm1d(256), nn.Linear(256, 256), nn.Tanh()),

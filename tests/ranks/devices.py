@@ -1,4 +1,4 @@
-"""JAX arrays saved from some devices of one process, and restored on others.
+"""Saves JAX arrays from some devices of one process, and restores them on others.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.ranks.devices <storage>
 """
@@ -19,7 +19,7 @@ from tests.ranks.saying import say
 
 
 def tree(rows: int, columns: int, *, scale: float) -> dict[str, Any]:
-    """Return a pytree whose arrays lie on `rows` times `columns` devices."""
+    """Return a pytree whose arrays are sharded over `rows` times `columns` devices."""
     devices = np.array(jax.devices()[: rows * columns]).reshape(rows, columns)
     mesh = Mesh(devices, ("rows", "columns"))
 

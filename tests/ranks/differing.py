@@ -1,6 +1,6 @@
-"""Ranks that hold the same at their first save, not at their second, and the same again at their third.
+"""Ranks that hold equal states at their first save, different ones at the second, equal ones again at the third.
 
-Each restores all three in the end, and says whether every bit of its own came back.
+At the end each rank restores all three, and reports if every bit of its own state came back.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> int:
     with strata.connect() as client:
         manager = strata.CheckpointManager(options.storage, client=client)
         for step, seed in ((1, 0), (2, 10 + rank), (3, 0)):
-            if step == 3:  # everything as rank 0 has it
+            if step == 3:  # set the same values on every rank
                 for name, value in net.state_dict().items():
                     value.copy_(torch.full_like(value, len(name)))
             torch.manual_seed(seed)

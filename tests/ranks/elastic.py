@@ -1,4 +1,4 @@
-"""An ordinary torch script for torchrun: a sum over all ranks, again and again. It knows nothing of Strata."""
+"""An ordinary torch script for torchrun that sums over all ranks again and again; it does not use Strata."""
 
 from __future__ import annotations
 

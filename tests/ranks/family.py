@@ -1,4 +1,4 @@
-"""A rank with children of its own that no signal but SIGKILL ends."""
+"""A rank with children of its own, some of which only SIGKILL ends."""
 
 from __future__ import annotations
 

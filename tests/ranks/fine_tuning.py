@@ -1,7 +1,7 @@
-"""A rank that fine-tunes under DistributedDataParallel, saves every few steps, and announces all that is judged.
+"""A rank that fine-tunes under DistributedDataParallel, saves every few steps, and reports all events for the judge.
 
-Most of its net is frozen, so an Incremental saves much less than a Full. It trains until the file `--until` names a
-step; which one may be decided while it trains.
+Most of its net is frozen, so an Incremental saves much less than a Full. It trains up to the step that the file
+`--until` names; the test may write this file while it trains.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tests.ranks.ddp import make_net
 from tests.ranks.saying import say
 
 FROZEN = (1024, 2048)
-"""Of each of the two frozen tensors: 8 MiB, one chunk of an Incremental."""
+"""The size of each of the two frozen tensors: 8 MiB, one chunk of an Incremental."""
 BATCH = 4
 SAMPLES = 400
 _COMMITTED = re.compile(r"step (\d+) is committed")
 
 
 class Announcer(logging.Handler):
-    """Announces that a save begins (it is a part of the state) and that a step is committed (it hears the log)."""
+    """Reports the begin of a save (as a part of the state) and the commit of a step (as a log handler)."""
 
     def state_dict(self) -> dict[str, Any]:
         say("saving")
         return {"of": "announcer"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing: there is nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if found := _COMMITTED.match(record.getMessage()):
@@ -48,7 +48,7 @@ class Announcer(logging.Handler):
 
 
 def make_tuned_net() -> nn.Module:
-    """Return a net whose larger part never changes."""
+    """Return a net most of whose parameters never change."""
     net = make_net()
     for name in ("first", "second"):
         frozen = nn.Parameter(torch.randn(FROZEN), requires_grad=False)
@@ -57,7 +57,7 @@ def make_tuned_net() -> nn.Module:
 
 
 def digest(net: nn.Module, optim: torch.optim.Optimizer, *, whole: bool = False) -> str:
-    """Return a digest of what a step changes; `whole`: of the frozen tensors and the random generator, too."""
+    """Return a digest of the values that a step changes; `whole` adds the frozen tensors and the generator."""
     found = hashlib.sha256()
     for name, tensor in net.state_dict().items():
         if whole or not name.startswith("frozen"):
@@ -70,7 +70,7 @@ def digest(net: nn.Module, optim: torch.optim.Optimizer, *, whole: bool = False)
 
 
 def last_step(until: Path) -> float:
-    """Return the step to end with, as far as it is decided."""
+    """Return the last step, or infinity until the test has decided it."""
     return int(until.read_text()) if until.exists() else float("inf")
 
 

@@ -1,4 +1,4 @@
-"""A process that holds the GIL for so long that no Python of its runs: alive, but silent."""
+"""A process that holds the GIL so long that none of its Python code runs: it is alive, but silent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Hold the GIL once, then meet."""
+    """Hold the GIL once between two barriers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--hold-s", type=int, required=True)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Ranks that meet at a barrier each step, of which one hangs in its loader in the first generation."""
+"""Ranks that meet at a barrier each step; one hangs in its loader in the first generation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STEPS = 8
 
 
 def fetch_from_a_dead_disk() -> None:
-    """Wait for what never comes."""
+    """Block forever."""
     threading.Event().wait()
 
 
 def main() -> int:
-    """Do a few steps; rank 1 of generation 1 does not get beyond `HANGS_AT`."""
+    """Do a few steps; rank 1 of generation 1 hangs at step `HANGS_AT`."""
     client = strata.connect()
     for step in range(1, STEPS + 1):
         client.progress(step=step, phase="step")

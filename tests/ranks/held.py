@@ -1,4 +1,4 @@
-"""A rank that trains by strata.init, in step with the others, until a file is there."""
+"""A rank that trains with strata.init, in step with the others, until a file exists."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import strata
 from tests.ranks.saying import say
 
 NUMBERS = 200_000
-"""Of 8 bytes each; they differ from rank to rank, so each rank writes its own."""
+"""Numbers of 8 bytes each; they differ from rank to rank, so each rank writes its own."""
 
 
 def main() -> int:
-    """Train, and say each step, and how it ends."""
+    """Train; report each step and the end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--until", type=Path, required=True)

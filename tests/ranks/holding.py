@@ -1,4 +1,4 @@
-"""A rank that trains on and cannot save until a file is there."""
+"""A rank that goes on training and cannot save until a file exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Say steps, and that the save of step 20 is held."""
+    """Report steps, and that the save of step 20 is held up."""
     until = Path(sys.argv[1])
     with strata.connect() as client:
         client.hold_saves(SaveHold(step=20, reason="disk full", host="gpu-b", held_s=240.0))

@@ -1,7 +1,7 @@
-"""A training that looks for grpc among its imports, and begins DataLoader workers in every way there is.
+"""A training that checks if grpc is among its imports, and starts DataLoader workers by every method.
 
-`--grpc before` or `after` imports it as a user may: before strata, or after the training has begun. GRPC_FORK says whether
-gRPC's own fork support is on then.
+`--grpc before` imports grpc before strata, `--grpc after` after the training has begun, as a user may. The
+environment variable GRPC_FORK=1 turns gRPC's own fork support on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTH = 32
 
 
 def main() -> int:
-    """Train one epoch with each kind of workers, with a save and a barrier after each."""
+    """Train one epoch with each kind of workers; each epoch ends with a save."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--grpc", required=True, choices=("never", "before", "after"))

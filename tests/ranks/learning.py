@@ -1,8 +1,8 @@
 """A rank of a training whose every step can be judged: exact, elastic, and without torch.
 
-Its only parameter is a number that each step makes of itself and of the step's samples, which the
-ranks add up at a barrier. So the number after step n is the same in every world and after every
-restart, unless a sample was left out, came twice, or a step was built on a wrong beginning.
+Its only parameter is a number. Each step computes the next number from the number and the step's samples, which the
+ranks add up at a barrier. So the number after step n is the same in every world and after every restart. It differs if
+a sample was left out or used twice, or if a step began from a wrong number.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from strata.errors import BarrierTimeout, Unavailable
 from tests.ranks.saying import say
 
 GLOBAL_BATCH = 12
-"""Samples a step: divided by worlds of 1, 2, 3, 4 and 6 ranks."""
+"""Samples a step: divisible by worlds of 1, 2, 3, 4 and 6 ranks."""
 LENGTH = 240
 
 
 class Number:
-    """The parameter, as it is saved."""
+    """The parameter, with the methods that save and restore it."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -40,22 +40,22 @@ class Number:
 
 
 def sampler() -> ElasticSampler:
-    """Return which samples make which step."""
+    """Return the sampler, which defines the samples of each step."""
     return ElasticSampler(LENGTH, global_batch=GLOBAL_BATCH, seed=5)
 
 
 def gradient(samples: Sequence[int]) -> int:
-    """Return what these samples add to a step."""
+    """Return the sum that these samples contribute to a step."""
     return sum(mix(sample + 1) for sample in samples)
 
 
 def stepped(value: int, total: int) -> int:
-    """Return the parameter after a step whose samples add up to `total`."""
+    """Return the parameter after a step whose contributions add up to `total`."""
     return mix(value + total)
 
 
 def reference(epochs: int) -> list[int]:
-    """Return the parameter before the first step and after each, when nothing disturbs them."""
+    """Return the parameter before the first step and after each step of an undisturbed training."""
     values = [0]
     for epoch in range(epochs):
         for samples in sampler().indices(epoch, 0, 1):
@@ -64,12 +64,12 @@ def reference(epochs: int) -> list[int]:
 
 
 def reduce(run: strata.Run, own: int) -> int:
-    """Return the sum of what all ranks bring."""
+    """Return the sum of the contributions of all ranks."""
     while True:
         try:
             brought = run.context.barrier("reduce", json.dumps(own).encode())
         except (Unavailable, BarrierTimeout):
-            continue  # no outcome is known yet: the same round again
+            continue  # the outcome is not known yet, so the rank enters the same round again
         return sum(json.loads(part) for part in brought.values())
 
 

@@ -1,4 +1,4 @@
-"""A rank whose DataLoader workers are forked while its session is up."""
+"""A rank that forks DataLoader workers while its session is open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Go through the data for a number of epochs; each forks new workers."""
+    """Iterate over the data for a number of epochs; each epoch forks new workers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)

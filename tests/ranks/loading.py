@@ -1,4 +1,4 @@
-"""A training whose batches come from DataLoader workers, until it is preempted."""
+"""A rank whose batches come from DataLoader workers; it trains until it is preempted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ranks.saying import say
 
 
 def workers() -> list[int]:
-    """Return the process ids of the workers that live."""
+    """Return the process ids of the live workers."""
     return sorted(child.pid for child in multiprocessing.active_children() if child.pid is not None)
 
 

@@ -1,4 +1,4 @@
-"""A standalone process that meets the others in one barrier after the other, until SIGTERM."""
+"""A standalone process that meets the others at barrier after barrier, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Return 0 once the round in which somebody was asked to stop is over."""
+    """Return 0 after the round in which any process was asked to stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--members", type=int, required=True)
     options = parser.parse_args()
@@ -29,8 +29,8 @@ def main() -> int:
     count = 0
     while True:
         count += 1
-        time.sleep(0.05)  # the training that there is between two barriers
-        # all stop after the same round: the first of them in whose payload one asks for it
+        time.sleep(0.05)  # the computation between two barriers
+        # all stop after the same round: the first round in which a payload requests the stop
         stops = client.barrier("round", payload=b"stop" if asked else b"on")
         say("met", rank=client.rank, generation=client.generation, count=count)
         if b"stop" in stops.values():

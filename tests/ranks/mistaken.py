@@ -1,4 +1,4 @@
-"""A rank that trains a few steps by strata.init, with an array of so many numbers."""
+"""A rank that trains a few steps with strata.init; the array in its state has the given length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import strata
 
 
 def main() -> None:
-    """Train, and save each step."""
+    """Train, and save after each step."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--numbers", type=int, default=4)

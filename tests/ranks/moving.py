@@ -1,4 +1,4 @@
-"""A rank of a DistributedDataParallel training that goes on in its process (gloo, on CPU)."""
+"""A rank of a DistributedDataParallel training that continues in the same process (gloo, on CPU)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that says when it is in an odd phase: restoring, warming up, compiling, evaluating, in the middle of a save."""
+"""A rank that reports unusual phases: restoring, warming up, compiling, evaluating, and the middle of a save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ranks.saying import say
 
 
 class Weights:
-    """A state that can be slow to restore, and to save."""
+    """A state that can be slow to restore and to save."""
 
     def __init__(self, phase: str, wait_s: float) -> None:
         self.total = np.zeros(1)
@@ -63,7 +63,7 @@ def main() -> int:
             if phase == "compile" and run.step == began:
                 say(phase, pid=os.getpid())
                 time.sleep(wait_s)
-            run.context.barrier("collective")  # no rank gets through a step without the others
+            run.context.barrier("collective")  # no rank completes a step without the others
             weights.total += number + 1
             time.sleep(options.pace_s)
             if phase == "step" and run.step == began + 2:

@@ -1,7 +1,7 @@
-"""A rank of an ordinary DistributedDataParallel training, whose checkpoints are to hold everything once.
+"""A rank of an ordinary DistributedDataParallel training whose checkpoints must hold every tensor once.
 
-`--wrap` says when the model is wrapped, `--more` adds what trainers have beside model and optimizer: EMA
-weights, a GradScaler, a scheduler and a compiled forward pass.
+`--wrap` selects whether the model is wrapped before or after `strata.init`. `--more` adds further objects of a
+trainer: EMA weights, a GradScaler, a scheduler and a compiled forward pass.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LENGTH = 240
 
 
 def network() -> nn.Module:
-    # each of the large tensors is below a chunk; the buffers of the norm differ between the ranks
+    # each large tensor is smaller than a chunk; the buffers of the norm differ between the ranks
     return nn.Sequential(
         nn.Linear(64, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 512), nn.Linear(512, 8)
     )
 
 
 def state_bytes(value: Any) -> int:
-    """Return how many bytes the tensors of a state have, each once."""
+    """Return the total size in bytes of the tensors in a state."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if hasattr(value, "state_dict"):
@@ -46,7 +46,7 @@ def state_bytes(value: Any) -> int:
 
 
 def digest_of(*values: Any) -> str:
-    """Return a digest of states to the last bit."""
+    """Return a digest of all bits of the states."""
     whole = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -83,7 +83,7 @@ def main() -> int:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7)
-    averaging: Any = get_ema_multi_avg_fn  # torch does not say its type
+    averaging: Any = get_ema_multi_avg_fn  # torch does not declare its type
     ema = AveragedModel(net, multi_avg_fn=averaging(0.9), use_buffers=False)
     more: dict[str, Any] = (
         {"state": {"ema": ema, "scaler": scaler}, "sched": scheduler} if options.more else {}

@@ -1,9 +1,9 @@
-"""Worlds of several sizes, one after the other, that save and load one state in different parts.
+"""Worlds of several sizes, one after the other, that save and load one state in different shards.
 
     python -m tests.ranks.partitions <storage> <folder for the ranks to meet in>
 
-Ranks are forked from one process that has imported torch already. Each says what it did, and the
-digest of the whole state as it has it then.
+Ranks are forked from one process that has already imported torch. Each rank reports its action and the digest of the
+whole state that it then has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ warnings.filterwarnings("ignore", module="torch")
 
 
 def network(seed: int) -> nn.Sequential:
-    """Return a network whose sizes no number of ranks divides."""
+    """Return a network whose sizes are not divisible by the number of ranks."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, 5))
 
@@ -59,7 +59,7 @@ def trained(seed: int, *, steps: int, sharded: bool = True) -> tuple[nn.Module, 
 
 
 def digest_of(value: Any) -> str:
-    """Return a digest of every bit of a state, its tensors put together of all ranks' parts."""
+    """Return a digest of every bit of a state; its sharded tensors are gathered from all ranks."""
     found = hashlib.sha256()
 
     def walk(path: str, item: Any) -> None:
@@ -77,13 +77,13 @@ def digest_of(value: Any) -> str:
 
 
 def torch_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state as DCP's users have it."""
+    """Return the state in the form that DCP's users have."""
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optim": moments, "note": {"lr": [0.1, None], "name": "run"}}
 
 
 def save(storage: str) -> None:
-    """Save an FSDP2 training, and a network that all ranks have alike."""
+    """Save an FSDP2 training, and a DDP network that is equal on all ranks."""
     writer = StrataWriter(f"{storage}/dcp", keep_count=2)
     state = torch_state(*trained(0, steps=3))
     dcp_save(state, checkpoint_id="3", storage_writer=writer, planner=JsonSavePlanner())
@@ -95,7 +95,7 @@ def save(storage: str) -> None:
 
 
 def load(storage: str, *, sharded: bool) -> None:
-    """Load what `save` saved, into a training that had gone elsewhere."""
+    """Load the checkpoint of `save` into a training with different values."""
     state = torch_state(*trained(1, steps=1, sharded=sharded))
     state["note"] = {"lr": [], "name": ""}
     before = digest_of(state)
@@ -105,19 +105,19 @@ def load(storage: str, *, sharded: bool) -> None:
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, ddp: nn.Module) -> dict[str, Any]:
-    """Return the state as the users of a `CheckpointManager` have it."""
+    """Return the state in the form that users of a `CheckpointManager` have."""
     return {"fsdp": model, "optim": optimizer, "ddp": ddp, "same": torch.zeros(3)}
 
 
 def native_digest(state: dict[str, Any]) -> str:
-    """Return a digest of what `whole_state` holds."""
+    """Return a digest of the state in `whole_state`."""
     return digest_of(
         {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in state.items()}
     )
 
 
 class MeetingPort(BorrowedPort):
-    """A rank's port whose barriers are the process group's: its trainer does nothing else meanwhile."""
+    """A rank's port whose barriers use the process group: its trainer does not use the group meanwhile."""
 
     def barrier(
         self,
@@ -133,7 +133,7 @@ class MeetingPort(BorrowedPort):
 
 
 def native_save(storage: str, loans: list[Loan]) -> None:
-    """Save with a `CheckpointManager` below coordinators: sharded, replicated, twice replicated halves."""
+    """Save with a coordinated `CheckpointManager`: sharded, replicated, and half-sharded half-replicated tensors."""
     rank = distributed.get_rank()
     model, optimizer = trained(0, steps=3)
     state = whole_state(model, optimizer, DistributedDataParallel(network(5)))
@@ -147,7 +147,7 @@ def native_save(storage: str, loans: list[Loan]) -> None:
 
 
 def native_load(storage: str, loans: list[Loan], *, sharded: bool) -> None:
-    """Restore it into a training that has not made a step yet."""
+    """Restore that checkpoint into a training that has made no step yet."""
     rank = distributed.get_rank() if sharded else 0
     model, optimizer = trained(1, steps=0, sharded=sharded)
     ddp = DistributedDataParallel(network(6)) if sharded else Wrapped(network(6))
@@ -171,7 +171,7 @@ def alone_save(storage: str, port: SessionPort) -> None:
 
 
 def alone_load(storage: str, loans: list[Loan]) -> None:
-    """Restore it into one that is."""
+    """Restore that checkpoint into a sharded training."""
     model, optimizer = trained(1, steps=0)
     size, rank = distributed.get_world_size(), distributed.get_rank()
     port = BorrowedPort(known(loans[rank], rank=rank, world_size=size))
@@ -182,7 +182,7 @@ def alone_load(storage: str, loans: list[Loan]) -> None:
 
 
 def in_background(storage: str, meet: Path) -> None:
-    """Save in DCP's thread and in its process, the latter through this process's session."""
+    """Save in DCP's background thread and process; the process uses this process's session."""
     store = distributed.FileStore(str(meet / "store-background"), 1)  # type: ignore[attr-defined]  # not in their list
     distributed.init_process_group("cpu:gloo", store=store, rank=0, world_size=1)
     cluster = Cluster(n1=1)
@@ -206,7 +206,7 @@ def in_background(storage: str, meet: Path) -> None:
 
 
 class Wrapped(nn.Module):
-    """What has a network under the name that DistributedDataParallel has it under."""
+    """A module that holds a network under the same name as DistributedDataParallel does."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Wrapped(nn.Module):
 
 
 def world(size: int, folder: Path, work: Callable[[], None]) -> None:
-    """Fork `size` ranks that meet in a process group, and wait until all have done their work."""
+    """Fork `size` ranks that meet in a process group, and wait until all have ended."""
     store = folder / f"store-{size}-{work.__name__}"
     children = []
     for rank in range(size):
@@ -239,17 +239,17 @@ def world(size: int, folder: Path, work: Callable[[], None]) -> None:
 
 
 def known(loan: Loan, **other: object) -> Loan:
-    """Return a loan of a session that knows otherwise of itself."""
+    """Return a loan whose session has these other values for its rank, world size or restore point."""
     return replace(loan, known={**loan.known, **other})
 
 
 def loans_of(cluster: Cluster, count: int, *, rank: int | None = None) -> list[Loan]:
-    """Lend the session of each rank, or `count` times that of one, to whoever is forked next."""
+    """Lend each rank's session, or `count` times the session of one rank, to the next forked processes."""
     return [lend(cluster.port(each if rank is None else rank)) for each in range(count)]
 
 
 def point_of(cluster: Cluster) -> RestorePoint:
-    """Return where the next world begins."""
+    """Return the restore point of the next world."""
     point = cluster.restore_point()
     assert point is not None, "committed"
     return point

@@ -1,4 +1,4 @@
-"""A rank that knows nothing of Strata, unless it is to say that it made a step: says its environment, and ends as it is told."""
+"""A rank that does not use Strata, except for `--step`: it reports its environment and ends as the options demand."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.ranks.saying import say
 
 
 def made_a_step() -> None:
-    """Tell the supervisor of a step, and return once the coordinators know it too."""
+    """Report a step to the agent; return once the coordinators know it, too."""
     with strata.connect() as client:
         client.progress(step=1, phase="train")
         client.barrier("step")
 
 
 def main() -> int:
-    """Return the exit code that was asked for."""
+    """Return the requested exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--exit", type=int, default=0)
     parser.add_argument("--signal", type=int, help="end by this signal")

@@ -1,4 +1,4 @@
-"""An agent that a program makes by itself, with a role of its own: nobody but its specification knows that role."""
+"""A torchrun agent that a program creates itself, with a role that only its specification names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("RANK", "WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE
 
 
 def work() -> None:
-    """Say where this worker stands."""
+    """Report this worker's place in the world."""
     say("place", **{name.lower(): os.environ[name] for name in NAMES})
 
 

@@ -1,7 +1,7 @@
-"""Trainers that are preempted and started again, round after round, as a scheduler would.
+"""Trainers that are preempted and started again, round after round, as by a scheduler.
 
-Each is a fork of this process, which has done the imports and nothing else: twenty rounds would
-otherwise be spent on importing.
+Each trainer is a fork of this process, which has done the imports and nothing else: otherwise twenty rounds would spend
+their time on imports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.ranks.saying import say
 
 
 def trainer(number: int) -> None:
-    """Be one of the trainers."""
+    """Run as one of the trainers."""
     os.environ["STRATA_WORKER_ID"] = f"lone-{number}"
     sys.exit(stopping.main())
 

@@ -1,6 +1,6 @@
-"""A rank that trains on numbers it can check, and saves: each rank's state is its own.
+"""A rank that trains on numbers it can check, and saves; each rank has a state of its own.
 
-`sum` is what an undisturbed run has after `step` steps; `mine` differs between the ranks.
+After `step` steps, `sum` has the value of an undisturbed run; `mine` differs between the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Train for a number of steps, saving every few, from wherever this world begins."""
+    """Train up to a number of steps, saving every few, from the step that this world restores."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--steps", type=int, default=40)
@@ -53,7 +53,7 @@ def main() -> int:
             say("end", step=step, sum=float(state["sum"][0]), steps=ckpt.all_steps())
     except StaleGeneration as error:
         say("stale", reason=error.message)
-        time.sleep(1000)  # the supervisor ends this process
+        time.sleep(1000)  # the agent ends this process
     client.close()
     return 0
 

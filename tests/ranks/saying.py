@@ -1,4 +1,4 @@
-"""How a rank tells its test what happens: one JSON line an event, written at once."""
+"""Reports a rank's events to its test: one JSON line an event, written at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that takes signals as a training does, and says what it heard of them."""
+"""A process that handles signals as a training does, and reports those that it receives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ranks.saying import say
 
 
 def child() -> None:
-    """A forked child, as a DataLoader worker is."""
+    """Run as a forked child, like a DataLoader worker."""
     say("child", pid=os.getpid(), parent=os.getppid())
     while True:
         time.sleep(1000)
@@ -29,15 +29,15 @@ def own_handler(number: int, _frame: FrameType | None) -> None:
 
 
 def block_in_c() -> None:
-    """Wait where Python cannot run a handler, as in a collective."""
+    """Block in C code, as in a collective, so that Python cannot run a handler."""
     mutex = ctypes.create_string_buffer(64)
     lock = ctypes.CDLL(None).pthread_mutex_lock
     lock(mutex)
-    lock(mutex)  # taken, by this thread: for ever
+    lock(mutex)  # this thread holds the lock already: it blocks forever
 
 
 def main() -> int:
-    """Wait for signals, in one way or another."""
+    """Wait for signals, in the way that the options choose."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--own", action="store_true", help="have a handler of one's own")
     parser.add_argument("--nobody", action="store_true", help="nobody can be asked to stop")
@@ -76,12 +76,12 @@ def main() -> int:
             while True:
                 time.sleep(
                     0.05
-                )  # a signal that comes between Python's look for one and the sleep waits for its end
+                )  # a signal that arrives between Python's check and the sleep waits until the sleep ends
     return 0
 
 
 async def in_asyncio() -> None:
-    """Have asyncio take the descriptor that signals are told by."""
+    """Let asyncio use the file descriptor to which Python writes signals."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: say("asyncio"))
     say("ready", pid=os.getpid())
     await asyncio.Event().wait()

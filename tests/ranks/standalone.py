@@ -1,4 +1,4 @@
-"""A standalone process whose life a test ends in many ways: it says which agent is its own.
+"""A standalone process that a test ends in many ways; it reports the pid of its agent.
 
 standalone.py MODE STORAGE     MODE is one of the functions below
 """
@@ -37,13 +37,13 @@ def agent() -> list[int]:
 
 
 def _children() -> list[str]:
-    """Return the children of all threads: one that another thread started stands with that thread."""
+    """Return the children of all threads: the kernel lists a child with the thread that started it."""
     tasks = Path("/proc/self/task").glob("*/children")
     return [child for task in tasks for child in task.read_text().split()]
 
 
 def train(storage: str) -> None:
-    """Train two steps, save, and say what was imported."""
+    """Train two steps, save, and report if grpc was imported."""
     began = time.monotonic()
     with strata.init(state={"w": 1}, storage_path=storage, save_every_steps=1) as run:
         took_s = time.monotonic() - began
@@ -54,7 +54,7 @@ def train(storage: str) -> None:
 
 
 def step(storage: str) -> None:
-    """Train until something ends it."""
+    """Train until the process or the run is ended."""
     run = strata.init(state={"w": 1}, storage_path=storage, min_workers=LEAST, max_workers=MOST)
     said = False
     for _ in run.steps(range(10**6)):
@@ -65,7 +65,7 @@ def step(storage: str) -> None:
 
 
 def notebook(storage: str) -> None:
-    """Train in an interactive session: an error is raised, and the process goes on with another run."""
+    """Train in an interactive session: an error is raised, and the process continues with another run."""
     builtins.__IPYTHON__ = True  # type: ignore[attr-defined]  # as IPython does
     for _ in range(2):
         try:
@@ -84,7 +84,7 @@ def hang(storage: str) -> None:
 
 
 def hold(_storage: str) -> None:
-    """Be a rank by `strata.connect`; say what a call raises once something is wrong."""
+    """Be a rank by `strata.connect`; report the first error that a call raises."""
     client = strata.connect(min_workers=LEAST, max_workers=MOST)
     say("joined", agents=agent(), generation=client.generation)
     while True:
@@ -101,8 +101,8 @@ def hold(_storage: str) -> None:
 
 
 def dies(_storage: str) -> NoReturn:
-    """End as no program should, once the test says how."""
-    atexit.register(time.sleep, 1000)  # called last
+    """End in an abnormal way that the test chooses."""
+    atexit.register(time.sleep, 1000)  # registered first, so called last
     strata.connect()
     say("joined", agents=agent())
     match sys.stdin.readline().strip():
@@ -124,7 +124,7 @@ def _connected(job: str) -> None:
 
 
 def children(_storage: str) -> None:
-    """Have children by fork, which cannot use the session, and by spawn and a shell, which have their own."""
+    """Start children: a fork, which cannot use the session, and a spawned process and a shell, which open their own."""
     with strata.connect() as client:
         before = agent()
         if (child := os.fork()) == 0:

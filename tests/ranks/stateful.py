@@ -1,4 +1,4 @@
-"""A rank that reads with torchdata's StatefulDataLoader: its own half of a stream, or a share of a shuffled dataset."""
+"""A rank that reads with torchdata's StatefulDataLoader: a stream of its own, or its share of a shuffled dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import strata
 from tests.ranks.saying import say
 
 LENGTH = 240
-"""Samples of the dataset; a stream has as many a rank."""
+"""Samples of the dataset; each rank's stream has as many."""
 BATCH = 6
 
 
@@ -63,7 +63,7 @@ def main() -> int:
     for _ in range(options.epochs):
         for batch in run.steps(loader):
             if [run.begun] == options.hang_at[run.world.generation - 1 : run.world.generation]:
-                time.sleep(1000)  # until somebody ends it
+                time.sleep(1000)  # until the process is ended
             samples = batch[0] if options.kind == "shuffled" else batch
             run.context.barrier("reduce", b"")  # as in a collective
             say("step", step=run.begun, epoch=run.position.epoch, samples=samples.tolist())

@@ -1,6 +1,6 @@
 """A rank that uses Strata: a barrier and a step, again and again.
 
-It says every step, and whether its session was served then.
+It reports every step, and if its session was connected then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strata.errors import StaleGeneration
 from tests.ranks.saying import say
 
 WAITS = "STEPS_WAITS"
-"""Set on a node whose ranks know nothing of Strata and make no step: all nodes of a job run one command."""
+"""Set on a node whose ranks neither use Strata nor make a step, because all nodes of a job run one command."""
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
             time.sleep(options.pace_s)
     except StaleGeneration as error:
         say("stale", reason=error.message)
-        time.sleep(1000)  # the supervisor ends this process: that is what is tested
+        time.sleep(1000)  # the agent ends this process: that is under test
     say("end", step=step)
     client.close()
     return 0

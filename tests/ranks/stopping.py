@@ -1,4 +1,4 @@
-"""A rank that trains by strata.init until it is preempted, in step with the others."""
+"""A rank that trains with strata.init until it is preempted, in step with the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Train for a number of steps, and say where and how it ends."""
+    """Train for a number of steps; report at which step and how it ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--steps", type=int, default=10**6)
@@ -32,7 +32,7 @@ def main() -> int:
     began = run.step
     try:
         for number in run.steps(range(options.steps)):
-            run.context.barrier("collective")  # no rank gets through a step without the others
+            run.context.barrier("collective")  # no rank completes a step without the others
             state["sum"] += number + 1
             time.sleep(options.pace_s)
             if run.step == began + 2:
@@ -44,7 +44,7 @@ def main() -> int:
         raise
     except strata.StaleGeneration as error:
         say("stale", step=run.step, why=error.message)
-        time.sleep(1000)  # the supervisor ends this process
+        time.sleep(1000)  # the agent ends this process
     say("end", step=run.step, sum=float(state["sum"][0]))
     if options.until is not None:
         run.checkpoints.wait_until_finished()

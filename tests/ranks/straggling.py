@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in every step, of which one has slow data."""
+"""Ranks that wait for each other in every step; one has slow data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW = 2
 
 
 def main() -> int:
-    """Step until the file that the second argument names is there."""
+    """Step until the file of the second argument exists."""
     storage, until = sys.argv[1], Path(sys.argv[2])
     state: dict[str, Any] = {"weights": np.zeros(1)}
     run = strata.init(state=state, storage_path=storage, save_every_steps=10**6)

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in every step, of which one's loader blocks while a file is there."""
+"""Ranks that wait for each other in every step; the loader of one blocks while a file exists."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.ranks.saying import say
 
 STUCK = 2
 STEPS = 60
-"""So many steps each rank makes before it tells that it trains: its pace is known by then at every replica."""
+"""Steps that each rank makes before it reports that it trains: by then every replica knows its pace."""
 
 
 def main() -> int:
-    """Step until the file that the third argument names is there; the second one blocks the loader of `STUCK`."""
+    """Step until the file of the third argument exists; that of the second one blocks the loader of rank `STUCK`."""
     storage, block, until = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     state: dict[str, Any] = {"weights": np.zeros(1)}
     run = strata.init(state=state, storage_path=storage, save_every_steps=10**6)

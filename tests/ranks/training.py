@@ -1,7 +1,7 @@
-"""A rank that trains on samples it can check: torch is not needed.
+"""A rank that trains on samples it can check, without torch.
 
-`sum` is the sum of all samples that completed steps used, over all ranks, exchanged in a barrier as
-a collective would. The sum after a number of steps is the same in any world.
+`sum` is the sum over all ranks of the samples in completed steps. The ranks exchange it at a barrier, in place of a
+collective. After a given number of steps the sum is the same in any world.
 """
 
 from __future__ import annotations

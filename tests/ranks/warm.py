@@ -1,4 +1,4 @@
-"""Says that it was imported, in which process, and whether that had a place yet."""
+"""Reports that it was imported, in which process, and if the process had a rank yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long tests take: what is recorded, what is refused, what goes into the tracked file."""
+"""Durations of tests: their recording, the refusals of slow tests, and the tracked file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_run_records_itself_alone_the_phases_and_cases_of_a_function_and_its_s
             )
     recorder.pytest_sessionfinish()
     assert read(path) == {
-        QUICK: Duration(2.2, 3.8),  # 2.25 and 3.75, as they are written
+        QUICK: Duration(2.2, 3.8),  # 2.25 and 3.75, written with one decimal
         ("tests/unit/test_b.py::test_other", "slow"): took(12.0),
     }
 
@@ -72,9 +72,9 @@ def test_the_tracked_file_takes_what_is_new() -> None:
     record = {**slower, QUICK: took(30.0), LONG: took(18.0), MARKED: took(40.0), tiny: took(0.2)}
     assert updated(tracked, record) == {
         **usual,
-        QUICK: took(4.0),  # known: beside others it took longer
+        QUICK: took(4.0),  # unchanged: it took longer only because other tests ran beside it
         LONG: took(9.0),
-        other: took(2.0),  # it did not run
+        other: took(2.0),  # kept: it did not run
         MARKED: took(20.0),
     }
 

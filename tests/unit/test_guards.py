@@ -1,4 +1,4 @@
-"""`tests/guards.tsv` names real guards: each row leads to a patch or to a function, or names a successor that does."""
+"""`tests/guards.tsv` names real guards: each row names an existing patch or function, or a successor that exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLANTED = ROOT / "tests" / "planted"
 KINDS = {"planted", "model", "simulation", "schedule", "crash"}
 SUBJECTS = {"requests", "corruption", "liveness", "stop"}
 ROWS = 582
-"""Grows with the list. A smaller list has lost a guard: replace a guard by a successor instead."""
+"""The number of rows, which only grows. Do not delete a guard: name its successor instead."""
 OTHERS = {
     "abandoned-chunks-adopted": "how a world is written",
     "aborted-acks-stay": "what a save leaves behind",
@@ -27,12 +27,12 @@ OTHERS = {
     "keepalive-answer-trusted": "leadership",
     "watch-resumed-one-late": "a replica's view",
 }
-"""Planted faults of other subjects, with these."""
+"""Planted faults whose subject is not one of `SUBJECTS`, with that subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One row of the list; `successors` is empty as long as nothing replaces the guard."""
+    """One row of the list; `successors` is empty until another guard replaces this one."""
 
     id: str
     kind: str
@@ -52,7 +52,7 @@ GUARDS = [Guard.read(line) for line in LIST.read_text().splitlines() if not line
 
 @cache
 def names(path: Path) -> frozenset[str]:
-    """Return the functions and classes at the top of a file, and the methods as `Class.method`."""
+    """Return the names of a file's top-level functions and classes, and its methods as `Class.method`."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -66,7 +66,7 @@ def names(path: Path) -> frozenset[str]:
 
 
 def is_there(where: str, root: Path = ROOT) -> bool:
-    """Tell whether `path.patch` or `path.py::name` exists; a test's name may end with the id of one case."""
+    """Return True if `path.patch` or `path.py::name` exists; a test's name may end with the id of one case."""
     path, _, name = where.partition("::")
     if not (root / path).is_file():
         return False
@@ -86,12 +86,12 @@ def test_every_row_is_whole() -> None:
 
 
 def test_every_guard_is_there_or_has_a_successor_that_is() -> None:
-    gone = [
+    missing = [
         f"{guard.id}: {guard.where} is gone; name what catches this now: {guard.catches}"
         for guard in GUARDS
         if not guard.successors and not is_there(guard.where)
     ]
-    assert gone == []
+    assert missing == []
     wrong = [
         f"{guard.id}: its successor {successor} is not there"
         for guard in GUARDS

@@ -1,4 +1,4 @@
-"""Tests behave alike whatever started them: a terminal, `nohup`, or a shell without job control in its background."""
+"""Tests behave the same if a terminal, `nohup` or a shell without job control (in the background) starts them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-"""What such a shell and `nohup` do to a program before it begins."""
+"""Ignores the signals that such a shell and `nohup` ignore, then starts a program."""
 
 
 def ignored(pid: int | str) -> set[int]:
-    """The signals that a process ignores, by the kernel."""
+    """Return the signals that a process ignores, as the kernel reports them."""
     mask = re.search(r"^SigIgn:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert mask is not None
     return {number for number in range(1, 32) if int(mask[1], 16) >> (number - 1) & 1}

@@ -1,4 +1,4 @@
-"""The ledger of long runs: what it keeps, where the next run goes on."""
+"""The ledger of soak runs: its rows, and the seed from which the next run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits of tests for processes: for progress, with a limit on silence."""
+"""Tests' waits for processes: the limit is on the time without progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.processes import Event, Record, Talker
 
 
 class Slowly(threading.Condition):
-    """Lets whoever waits hear the next event, however short its limit is, and at the end nothing."""
+    """Gives each waiter the next event at once, whatever its limit; after the last event, the wait times out."""
 
     def __init__(self, events: list[Event]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A long run: turns until the time is over, a ledger that goes on, failures that are kept."""
+"""Soak runs: turns until the time is over, a ledger that continues across runs, and the evidence of failures."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def campaign(name: str = "quick", *, bad: str = "", seconds: float = 0.0, **more
 
 
 def soak(folder: Path, *chosen: Campaign, turns: int = 3, **more: Any) -> Soak:
-    """A run whose time is over when it has recorded `turns`, however long that takes."""
-    said: list[str] = []
+    """Return a run whose time is over once it has recorded `turns` turns, however long that takes."""
+    lines: list[str] = []
     run = Soak(
         campaigns=chosen,
         commit="abc",
         ledger=folder / "ledger.tsv",
         kept=folder / "kept",
         left_s=lambda: 1000.0 if len(run.spans) < turns else 0.0,
-        say=said.append,
+        say=lines.append,
         **more,
     )
     return run
@@ -57,7 +57,7 @@ def soak(folder: Path, *chosen: Campaign, turns: int = 3, **more: Any) -> Soak:
 
 @contextmanager
 def going(run: Soak) -> Iterator[threading.Thread]:
-    """Have the run go on meanwhile; it is interrupted at the end, however that comes."""
+    """Run it in a thread inside the block; stop it at the end of the block, also after an error."""
     thread = threading.Thread(target=run.run, daemon=True)
     thread.start()
     try:

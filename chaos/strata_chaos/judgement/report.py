@@ -20,7 +20,7 @@ from strata_chaos.run.folder import SCHEMA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a run. `broken`, `cut_short` and `doubts` tell why it proves less: exit codes 2 and 3."""
+    """The result of a run. `broken` (exit code 2), `cut_short` and `uncertainties` (3) tell why it proves less."""
 
     scenario: str
     seed: int

@@ -41,12 +41,12 @@ class Health:
     async def wait_healthy(self, limit_s: float) -> tuple[float, list[str]]:
         """Wait until the system is healthy, at most `limit_s`; return the seconds waited and the remaining problems.
 
-        Healthy means: no complaints, and every job with barriers was released from at least one since this call.
+        Healthy means: no problems, and every job with barriers was released from at least one since this call.
         """
         begin_s = self._clock()
         before = {job: self._system.monitor.releases(job) for job in self._barrier_jobs()}
         while True:
-            wrong = await self.errors_in_logs()
+            wrong = await self.problems()
             wrong += [
                 f"job {job}: no barrier was released since"
                 for job, count in before.items()
@@ -57,7 +57,7 @@ class Health:
                 return took_s, wrong
             await asyncio.sleep(_LOOK_S)
 
-    async def errors_in_logs(self) -> list[str]:
+    async def problems(self) -> list[str]:
         """Return the problems at this moment, in words."""
         etcd, coordinators = await asyncio.gather(
             asyncio.gather(*(asyncio.to_thread(m.healthy) for m in self._system.etcd.values())),

@@ -1,4 +1,4 @@
-"""Maintenance tasks of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
+"""Garbage collection and verification of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
 
 The coordinators mark checkpoints for deletion, and request the verification of copies that a host reported
 damaged. Processes that have the bytes request the tasks: rank 0 after each commit, and one process of each host

@@ -95,7 +95,7 @@ class CheckpointManager:
         self._root = OpenRoot(self.config, client)
         self._closing.callback(lambda: self._root.close(saving=not self._writer.idle))
         self._tiers, self._storage = self._root.tiers, self._root.storage
-        self._catalog, self._garbage_collection = self._root.catalog, self._root.garbage_collection
+        self._catalog, self._upkeep = self._root.catalog, self._root.upkeep
         self.root_ids = self._root.root_ids
         self._exchange: Exchange | None = None
         self._preemption: PreemptionPoint | None = None
@@ -406,9 +406,7 @@ class CheckpointManager:
         Raise `Refused`, with the reason, for the newest checkpoint, a pinned or tagged one, one that an
         Incremental uses, and one that is being read. Raise `CheckpointNotFound` if there is none of this step.
         """
-        delete_step(
-            self._catalog, self._storage, self._garbage_collection, integer("step", step, below=MAX_STEP)
-        )
+        delete_step(self._catalog, self._storage, self._upkeep, integer("step", step, below=MAX_STEP))
 
     # -- the end
 

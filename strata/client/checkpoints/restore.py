@@ -59,7 +59,7 @@ class Loading:
         self._catalog = root.catalog
         self._storage = root.storage
         self._tiers = root.tiers
-        self._garbage_collection = root.garbage_collection
+        self._upkeep = root.upkeep
         self._lend = lend
 
     def each(
@@ -92,12 +92,8 @@ class Loading:
         self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
     ) -> tuple[CheckpointMetadata, Loaded]:
         """Read a checkpoint and return it, protected from removal meanwhile."""
-        garbage_collection = self._garbage_collection
-        with (
-            garbage_collection.reading(checkpoint, begins=begins)
-            if garbage_collection
-            else contextlib.nullcontext()
-        ):
+        upkeep = self._upkeep
+        with upkeep.reading(checkpoint, begins=begins) if upkeep else contextlib.nullcontext():
             try:
                 return checkpoint, self._read(checkpoint, state, begins=begins)
             except (CheckpointIncomplete, CheckpointNotFound) as error:
@@ -113,7 +109,7 @@ class Loading:
         with contextlib.suppress(StrataError):
             known = {each.id for each in self._catalog.all()}
             newer = newer_unknown(self._storage, self._catalog.folder(checkpoint), known)
-        if not newer or self._garbage_collection is None:
+        if not newer or self._upkeep is None:
             return error
         steps = ", ".join(str(step) for step in sorted({each.step for each in newer}))
         return type(error)(
@@ -177,7 +173,7 @@ class Loading:
         check_there(self._storage, checkpoint, folder)
         read = self._tiers.loads(checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend)
         loaded = self.proven(checkpoint, read, begins=lambda: begins)
-        if self._garbage_collection is not None and not self._storage.exists(f"{folder}/{MARKER}"):
+        if self._upkeep is not None and not self._storage.exists(f"{folder}/{MARKER}"):
             try:  # the rank that committed it may have died before it wrote the marker
                 write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
             except StorageError as error:
@@ -200,9 +196,9 @@ class Loading:
         damaged: list[Damage] = []
 
         def report(begins: Callable[[], bool] = lambda: False) -> list[str]:
-            if self._garbage_collection is None or not damaged:
+            if self._upkeep is None or not damaged:
                 return []
-            return self._garbage_collection.report(checkpoint, damaged, begins=bool(_answer_or_none(begins)))
+            return self._upkeep.report(checkpoint, damaged, begins=bool(_answer_or_none(begins)))
 
         try:
             found = self._tiers.first_good(checkpoint, folder, read, damaged)
@@ -225,7 +221,7 @@ class Loading:
         return found
 
     def _corrupt_hint(self) -> str:
-        return _COORDINATED_HINT if self._garbage_collection is not None else _STANDALONE_HINT
+        return _COORDINATED_HINT if self._upkeep is not None else _STANDALONE_HINT
 
 
 def _answer_or_none(ask: Callable[[], bool]) -> bool | None:

@@ -27,7 +27,7 @@ from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError
 
 if TYPE_CHECKING:
-    from strata.client.checkpoints.garbage_collection import GarbageCollection
+    from strata.client.checkpoints.upkeep import Upkeep
 
 _THERE: Final = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 
@@ -137,9 +137,7 @@ def _remove(catalog: LocalCatalog, storage: Storage, checkpoint: CheckpointMetad
     log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
 
 
-def delete_step(
-    catalog: Catalog, storage: Storage, garbage_collection: GarbageCollection | None, step: int
-) -> None:
+def delete_step(catalog: Catalog, storage: Storage, upkeep: Upkeep | None, step: int) -> None:
     """Delete every checkpoint of `step`, the newest first; stop at the first refusal.
 
     The catalog refuses checkpoints that are needed. Under coordinators (`keeping`) this host removes the bytes
@@ -155,8 +153,8 @@ def delete_step(
             remove_objects(storage, catalog.folder(checkpoint))
             catalog.deleted(checkpoint)
             log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)
-    if garbage_collection is not None:
-        garbage_collection.clear()
+    if upkeep is not None:
+        upkeep.clear()
 
 
 def best_step(checkpoints: Sequence[CheckpointMetadata], keep: Keep) -> int | None:

@@ -16,8 +16,8 @@ from strata.client.rank.process_environment import now_unix_ms, random_id
 
 if TYPE_CHECKING:
     from strata.client.checkpoints.catalog import CoordinatedCatalog
-    from strata.client.checkpoints.garbage_collection import GarbageCollection
     from strata.client.checkpoints.port import SessionPort
+    from strata.client.checkpoints.upkeep import Upkeep
 
 
 class OpenRoot:
@@ -40,7 +40,7 @@ class OpenRoot:
         self.storage: Final = self.tiers.storage
         self.root_ids: dict[str, str] = {}
         """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
-        self.garbage_collection: GarbageCollection | None = None
+        self.upkeep: Upkeep | None = None
         self.catalog: CoordinatedCatalog | LocalCatalog
         if client is not None:
             self.catalog = self._coordinate(client, ask_again_s)
@@ -55,8 +55,8 @@ class OpenRoot:
             ASK_AGAIN_S,
             CoordinatedCatalog,
         )
-        from strata.client.checkpoints.garbage_collection import GarbageCollection  # noqa: PLC0415  # as above
         from strata.client.checkpoints.port import check_port  # noqa: PLC0415  # as above
+        from strata.client.checkpoints.upkeep import Upkeep  # noqa: PLC0415  # as above
 
         check_port(client)
         self.tiers.claim(root.COORDINATED)
@@ -69,7 +69,7 @@ class OpenRoot:
             save_wait_s=self.config.save_wait_s,
             ask_again_s=ASK_AGAIN_S if ask_again_s is None else ask_again_s,
         )
-        self.garbage_collection = GarbageCollection(catalog, self.storage, self.config)
+        self.upkeep = Upkeep(catalog, self.storage, self.config)
         return catalog
 
     def claim(self) -> None:
@@ -81,8 +81,8 @@ class OpenRoot:
         """After a commit, remove the checkpoints that the rules give up, or (rank 0) those that the leader marks."""
         if isinstance(self.catalog, LocalCatalog):
             retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())
-        elif self.garbage_collection is not None and self.catalog.rank == 0:
-            self.garbage_collection.after_commit()
+        elif self.upkeep is not None and self.catalog.rank == 0:
+            self.upkeep.after_commit()
 
     def close(self, *, saving: bool = False) -> None:
         """End all maintenance. Idempotent.
@@ -91,14 +91,14 @@ class OpenRoot:
         one.
         """
         self.let_go()
-        if self.garbage_collection is not None:
-            self.garbage_collection.close()
+        if self.upkeep is not None:
+            self.upkeep.close()
         if isinstance(self.catalog, LocalCatalog) and not saving:
             self.catalog.go_back()
 
     def let_go(self) -> None:
         """Stop observing; wait for nothing."""
-        if self.garbage_collection is not None:
-            self.garbage_collection.let_go()
+        if self.upkeep is not None:
+            self.upkeep.let_go()
         if not isinstance(self.catalog, LocalCatalog):
             self.catalog.close()

@@ -1,4 +1,5 @@
 """A rank's barrier rounds: the number of the next round, and the result of an outcome.
+`RankClient.barrier` in `rank_client` waits for the outcome.
 
 Every rank counts the rounds of each name by itself, beginning after the world's floor (the last round that
 ended before). A round counts once its outcome is *delivered* to the caller. If a call gives up locally, the

@@ -217,8 +217,8 @@ class _Load:
     def keep(self, checkpoint: CheckpointMetadata) -> None:
         """Protect only this checkpoint from deletion from now on; `Refused` if its deletion has begun."""
         self.release()
-        if self.root.garbage_collection is not None:
-            self._key = self.root.garbage_collection.hold(checkpoint)
+        if self.root.upkeep is not None:
+            self._key = self.root.upkeep.hold(checkpoint)
 
     def release(self) -> None:
         """End the protection. Idempotent."""

@@ -1,7 +1,7 @@
 """The storages under contract: local files, memory, and three servers that speak S3.
 
-moto has S3's semantics (conditions, listing of uploads), rclone is a real server in another process,
-the stub is ours and fails to order.
+moto implements S3's semantics (conditions, listing of uploads), rclone is a real server in another process,
+the stub is ours and fails on request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the machine's own AWS configuration, and credentials that mean nothing."""
+    """Remove the machine's own AWS configuration, and set credentials without meaning."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
@@ -46,7 +46,7 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @dataclass(slots=True)
 class Pauses:
-    """What the storage wanted to wait; it waits no time."""
+    """Records the pauses that the storage requests; does not wait."""
 
     seconds: list[float]
 
@@ -92,14 +92,14 @@ def moto_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def rclone_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real server over a folder, with a bucket in it."""
+    """The URL of a real server for the buckets in a folder."""
     with rclone_server.serving(tmp_path_factory.mktemp("rclone"), key=KEY, secret=SECRET) as url:
         yield url
 
 
 def new_bucket(url: str) -> str:
     name = f"bucket-{next(_numbers)}"
-    client = s3_storage(url)._control._client  # Strata makes no buckets
+    client = s3_storage(url)._control._client  # Strata itself creates no buckets
     client.create_bucket(Bucket=name)
     return name
 

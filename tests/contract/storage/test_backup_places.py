@@ -36,7 +36,7 @@ from tests.unit.controlplane.stub_etcd import DATABASE, StubEtcd
 BEGIN = datetime(2026, 11, 28, 3, 0, tzinfo=UTC)
 NAME = backup_name("default", BEGIN, 4711)
 LARGE = bytes(range(256)) * (places.CHUNK_BYTES // 256 + 400) + b"tail"
-"""More than one piece, and more than one part of an upload."""
+"""Data of more than one piece, and of more than one part of an upload."""
 
 
 @pytest.fixture(params=["folder", "stub", "moto", "rclone"])
@@ -91,7 +91,7 @@ def test_a_file_that_was_not_committed_leaves_nothing(place: BackupPlace) -> Non
         file.write(LARGE)
         raise KeyboardInterrupt
     assert place.names() == []
-    put(place, NAME.database, b"x")  # and does not stand in the way of the next one
+    put(place, NAME.database, b"x")  # an uncommitted file does not block the next one of its name
     assert place.read(NAME.database) == b"x"
 
 
@@ -247,7 +247,7 @@ def test_metadata_that_the_server_does_not_take_leaves_nothing_that_counts(stub:
     assert [each.fault for each in list_backups(place)] == ["unfinished"]
 
 
-# -- what names a place
+# -- the names of places
 
 
 def test_a_place_is_a_folder_or_a_prefix_of_s3(tmp_path: Path) -> None:

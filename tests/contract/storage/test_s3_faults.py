@@ -1,4 +1,4 @@
-"""What a server and the way to it can do wrong, and what a save makes of it."""
+"""Faults of an S3 server and of the connection to it, and how a save handles them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.storage.s3_stub import CODES, StubS3, serving
 from tests.unit.checkpoint.saves import local_catalog, save
 
 LARGE = bytes(range(256)) * (CHUNK_BYTES // 256 + 400) + b"tail"
-"""Two parts of an upload."""
+"""Data that takes two parts of an upload."""
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_torn_answer_is_read_again(storage: S3Storage, stub: StubS3) -> None:
     assert storage.read("x") == b"1234"
 
 
-# -- who may, and where -----------------------------------------------------------------------
+# -- permissions and addresses ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_upload_that_is_refused_says_how_and_leaves_nothing(
 
 @pytest.mark.parametrize("kind", ["create", "part", "complete", "head"])
 def test_a_404_while_it_is_written_is_no_missing_object(storage: S3Storage, stub: StubS3, kind: str) -> None:
-    """An upload that a lifecycle rule aborted, say: what is missing is not what anybody reads."""
+    """For example, a lifecycle rule aborted the upload: the upload is missing, not an object that a caller reads."""
     put(storage, "first", b"")
     looked = stub.count("head")
     sink = storage.sink("f/x")
@@ -266,7 +266,7 @@ def test_a_large_object_that_was_taken_meanwhile_is_not_ones_own(storage: S3Stor
     sink = storage.sink("f/x")
     sink.begin(len(LARGE))
     sink.write_at(0, LARGE)
-    put(s3_storage(stub.url), "f/x", b"theirs")  # nothing appears before `finish`
+    put(s3_storage(stub.url), "f/x", b"theirs")  # the object does not appear before `finish`
     stub.fail("complete", status=403)
     with pytest.raises(StorageError, match="403"):
         sink.finish()
@@ -303,7 +303,7 @@ def test_what_is_writable_is_the_callers_own_again_at_once(storage: S3Storage, s
     sink.begin(len(LARGE))
     mine = bytearray(LARGE[CHUNK_BYTES:])
     sink.write_at(CHUNK_BYTES, mine)
-    mine[:] = bytes(len(mine))  # what is writable was copied
+    mine[:] = bytes(len(mine))  # a writable block was copied
     sink.write_at(0, LARGE[:CHUNK_BYTES])
     assert stub.objects == {}
     sink.finish()
@@ -313,11 +313,11 @@ def test_what_is_writable_is_the_callers_own_again_at_once(storage: S3Storage, s
 
 
 class Chunk(bytearray):
-    """Memory of which it can be seen when it is let go."""
+    """Memory whose release can be observed."""
 
 
 def test_an_upload_keeps_no_chunk_but_what_is_under_way(storage: S3Storage, stub: StubS3) -> None:
-    """A copy to the far storage reads each chunk into memory of its own: kept, they were the whole image."""
+    """A copy to remote storage reads each chunk into new memory; kept chunks would add up to the image."""
     count = 2 * PARTS_AT_ONCE
     sink = storage.sink("f/x")
     sink.begin(count * CHUNK_BYTES)
@@ -354,8 +354,8 @@ def test_who_interrupts_an_upload_is_told_of_no_storage(
 
 
 def leave_an_upload(storage: S3Storage, stub: StubS3, name: str) -> None:
-    """As a process does that dies in the middle of it."""
-    client = storage._control._client  # no way of ours leaves one behind
+    """Leave an incomplete upload, as a process does that dies in the middle of one."""
+    client = storage._control._client  # the storage's own methods never leave one behind
     client.create_multipart_upload(Bucket=stub.bucket, Key=f"checkpoints/run 1/{name}")
 
 
@@ -441,7 +441,7 @@ def test_a_torn_range_is_read_again(storage: S3Storage, stub: StubS3) -> None:
 def test_another_try_of_an_upload_begins_anew_whatever_became_of_the_first(
     storage: S3Storage, stub: StubS3
 ) -> None:
-    """It may be complete without anybody knowing: its answer was lost, and then the server went away."""
+    """The first try may be complete without the process knowing: its answer was lost, and then the server went away."""
     data = bytes(SINGLE_BYTES + 1)
     sink = storage.sink("x")
     sink.begin(len(data))

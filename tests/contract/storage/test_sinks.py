@@ -1,4 +1,4 @@
-"""One contract for every storage: every test here runs on each of them."""
+"""One contract for every storage: every test here runs on each storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strata.errors import InvalidArgument, StorageError
 from tests.unit.checkpoint.saves import local_catalog, save
 
 LARGE_BYTES = (8 << 20) + 12_345
-"""More than one part of an upload, and no whole number of them."""
+"""More than one part of an upload, and not a multiple of the part size."""
 
 
 def test_an_object_appears_whole_when_it_is_finished(storage: Storage) -> None:
@@ -56,7 +56,7 @@ def test_a_large_object_comes_in_any_order_by_several_threads(storage: Storage) 
                 return
             room = bytearray(data[start : start + block])
             sink.write_at(start, room)
-            room[:] = b"\0" * len(room)  # a writable block is the caller's own again
+            room[:] = b"\0" * len(room)  # a writable block belongs to the caller again
 
     threads = [threading.Thread(target=write) for _ in range(3)]
     for thread in threads:

@@ -4,8 +4,8 @@
         report = await attacked(victim, "reset", connections=12, seconds=15)
     load.assert_served()
 
-`victim` is a replica process on its own etcd. It authenticates callers by token, so an attacker without credentials gets
-as far as one can in production. It starts with the soft limit of descriptors that most machines have.
+`victim` is a replica process on its own etcd. It authenticates callers by token, so an attacker without credentials
+gets as far as in production. It starts with the soft limit of descriptors that most machines have.
 `legitimate` runs two members of a world that meet at a barrier without pause, unary calls on one lasting channel and on
 new channels, and probes of `/readyz`. Each attacker is a separate process (`attacker.py`).
 """
@@ -56,8 +56,8 @@ SOFT_DESCRIPTORS: Final = 1024
 P99_S: Final = 1.0
 MOST_BYTES: Final = 400 << 20
 MORE_BYTES: Final = 64 << 20
-"""Memory that a repetition of the same attack may add; commit 91987cf added 107 MB.
-gRPC itself keeps some 16 MB after eight million reset streams (measured twice); a quick machine resets as many in one attack."""
+"""Memory that a repetition of the same attack may add; commit 91987cf added 107 MB. gRPC itself keeps some 16 MB after
+eight million reset streams (measured twice), and a quick machine resets that many in one attack."""
 CALL_S: Final = 10.0
 """A call that takes longer has failed. Much more than `P99_S`, so a late answer differs from a lost one."""
 JOB: Final = "abused"
@@ -303,6 +303,6 @@ async def attacked(
 
 def assert_bounded(*reports: Report) -> None:
     """Assert that no attack raised memory above the limit, and the last at most `MORE_BYTES` above the first."""
-    told = "; ".join(map(str, reports))
-    assert max(report.peak_bytes for report in reports) <= MOST_BYTES, told
-    assert reports[-1].peak_bytes <= reports[0].peak_bytes + MORE_BYTES, told
+    summary = "; ".join(map(str, reports))
+    assert max(report.peak_bytes for report in reports) <= MOST_BYTES, summary
+    assert reports[-1].peak_bytes <= reports[0].peak_bytes + MORE_BYTES, summary

@@ -1,7 +1,7 @@
 """A viewer or a member that reads none of its answers (FOUND 16) does not affect other clients.
 
-Unread answers have a bound of their own, so an attack that fills it within a second is as strong as a long one. In a longer
-attack the replica only closes the connection (tests/unit/coordinator/calls/test_unread_answers.py).
+Unread answers have a bound of their own, so an attack that fills it within a second is as strong as a long one. During
+a longer attack the replica only closes the connection (tests/unit/coordinator/calls/test_unread_answers.py).
 """
 
 from __future__ import annotations

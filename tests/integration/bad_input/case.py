@@ -26,7 +26,7 @@ Do = Callable[[Place], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One mistake, with its expected error. An interface (library, request, command) that is None cannot make the mistake."""
+    """One mistake and its expected error. `library`, `request` or `command` is None if it cannot make the mistake."""
 
     name: str
     error: type[StrataError]
@@ -112,7 +112,7 @@ def other_participants(place: Place) -> barriers_pb2.WaitBarrierRequest:
 
 
 def numbers(what: str, take: Callable[[Place, Any], object], *values: object, hint: str = "") -> list[Case]:
-    """Return a case for each of the values, none of which this argument may have."""
+    """Return a case for each of the values, all of them invalid for this argument."""
     return [
         Case(
             name=f"{what}={str(value)[:20]}",

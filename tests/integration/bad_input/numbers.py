@@ -13,7 +13,7 @@ NUMBERS: Final[list[Case]] = [
     *numbers(
         "connect.timeout_s",
         lambda p, v: strata.connect(p.endpoints, job="spare", timeout_s=v),
-        *(span for span in SPANS if span is not None),  # None means no limit
+        *(span for span in SPANS if span is not None),  # None is valid: no limit
     ),
     *numbers("connect.min_workers", lambda p, v: strata.connect(p.endpoints, min_workers=v), *COUNTS, 0),
     *numbers(

@@ -47,11 +47,11 @@ def test_as_a_bare_request(case: Case, there: Place) -> None:
 @having("command")
 def test_on_the_command_line(case: Case, there: Place) -> None:
     assert case.command is not None
-    code, said = run_strata(*case.command(there), env=None)
-    assert code == case.exit, said
-    assert "Traceback" not in said
-    assert case.says in said
-    assert case.hint in said
+    code, output = run_strata(*case.command(there), env=None)
+    assert code == case.exit, output
+    assert "Traceback" not in output
+    assert case.says in output
+    assert case.hint in output
     there.check()
 
 

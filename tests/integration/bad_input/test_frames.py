@@ -31,8 +31,8 @@ def there(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory)
 
 
 def frame(kind: int, body: bytes, *, flags: int = 0, stream: int = 0, length: int | None = None) -> bytes:
-    said = len(body) if length is None else length
-    return said.to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body
+    declared = len(body) if length is None else length
+    return declared.to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body
 
 
 GARBAGE = {

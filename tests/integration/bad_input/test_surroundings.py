@@ -38,11 +38,11 @@ CLONE_NEWNS = 0x00020000
 
 def said_and_code(*words: str, error: str, hint: str, code: Exit, **more: object) -> None:
     """Run a command; assert its error, hint and exit code, and that it prints no traceback."""
-    ended, said = run_strata(*words, **more)  # type: ignore[arg-type]  # env and limit_s
-    assert ended == code, said
-    assert error in said
-    assert hint in said
-    assert "Traceback" not in said
+    ended, output = run_strata(*words, **more)  # type: ignore[arg-type]  # env and limit_s
+    assert ended == code, output
+    assert error in output
+    assert hint in output
+    assert "Traceback" not in output
 
 
 # -- etcd -------------------------------------------------------------------------------------
@@ -109,9 +109,9 @@ def test_etcd_without_a_quorum(start_cluster: StartCluster) -> None:
         status, error, _packed = refusal(cluster.coordinators[0].address, request, timeout_s=5)
         assert status in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
         assert isinstance(error, Unavailable)
-        code, said = run_strata("members", "-e", where, "--job", "witness", "--timeout-s", "2")
-        assert code in {Exit.OK, Exit.UNAVAILABLE}, said
-        assert "Traceback" not in said
+        code, output = run_strata("members", "-e", where, "--job", "witness", "--timeout-s", "2")
+        assert code in {Exit.OK, Exit.UNAVAILABLE}, output
+        assert "Traceback" not in output
         for member in cluster.etcd.members[:2]:
             member.start()
         cluster.etcd.wait_healthy()

@@ -87,7 +87,7 @@ def work_done(run: Path, before: Counter[str]) -> Counter[str]:
     def enough() -> bool:
         nonlocal found
         found = counted(run)
-        return all(found[op] - before[op] >= wanted for op, wanted in ENOUGH.items())
+        return all(found[op] - before[op] >= needed for op, needed in ENOUGH.items())
 
     until(enough, lambda: f"there is not enough to judge: {found}", limit_s=LIMIT_S)
     return found

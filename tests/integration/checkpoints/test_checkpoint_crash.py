@@ -14,13 +14,13 @@ from tests.processes import Record, Talker
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 def test_a_process_killed_at_any_step_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
-    record, told = Record(), tmp_path / "report.json"
-    argv = [sys.executable, "-m", "tests.crashes", "--rounds", "1", "--json", str(told)]
+    record, path = Record(), tmp_path / "report.json"
+    argv = [sys.executable, "-m", "tests.crashes", "--rounds", "1", "--json", str(path)]
     talker = Talker([*argv, "--folder", str(tmp_path / "roots")], name="crashes", record=record)
     code = talker.join(300)
     talker.wait_quiet()
     assert code == 0, [event.get("text") for event in record.events]
-    report = json.loads(told.read_text())
+    report = json.loads(path.read_text())
     assert report["wrong"] == []
     names = report["steps"]
     assert (report["kills"], report["lived_to_the_end"]) == (len(names), 0)

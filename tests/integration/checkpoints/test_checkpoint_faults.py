@@ -100,22 +100,22 @@ def mounts(need: Need) -> None:
 @pytest.mark.journey
 def test_a_full_disk_fails_the_save_and_nothing_else(mounts: None, tmp_path: Path) -> None:
     folder = tmp_path / "small"
-    said = mounted(FULL, f"mount -t tmpfs -o size=6m none {folder}", folder)
-    assert (said["1"], said["3"]) == ("committed", "committed")
-    assert said["2"].startswith("StorageError: cannot ")
-    assert "No space left on device" in said["2"]
-    assert "free some space" in said["2"]
-    assert (said["steps"], said["loaded"], said["left"]) == ([1, 3], 1 << 20, "")
+    report = mounted(FULL, f"mount -t tmpfs -o size=6m none {folder}", folder)
+    assert (report["1"], report["3"]) == ("committed", "committed")
+    assert report["2"].startswith("StorageError: cannot ")
+    assert "No space left on device" in report["2"]
+    assert "free some space" in report["2"]
+    assert (report["steps"], report["loaded"], report["left"]) == ([1, 3], 1 << 20, "")
 
 
 def test_a_disk_that_turns_read_only_can_still_be_read(mounts: None, tmp_path: Path) -> None:
     folder = tmp_path / "turning"
-    said = mounted(READ_ONLY, f"mount --bind {folder} {folder}", folder)
-    assert said["1"] == "committed"
-    assert said["2"].startswith("StorageError: cannot ")
-    assert "the file system is read-only" in said["2"]
-    assert (said["steps while read-only"], said["loaded"]) == ([1], 1000)
-    assert (said["3"], said["steps"]) == ("committed", [1, 3])
+    report = mounted(READ_ONLY, f"mount --bind {folder} {folder}", folder)
+    assert report["1"] == "committed"
+    assert report["2"].startswith("StorageError: cannot ")
+    assert "the file system is read-only" in report["2"]
+    assert (report["steps while read-only"], report["loaded"]) == ([1], 1000)
+    assert (report["3"], report["steps"]) == ("committed", [1, 3])
 
 
 @pytest.mark.timeout(200)
@@ -145,9 +145,9 @@ def test_errors_of_the_device_are_told_and_what_was_committed_is_good(
         "-e",
         f"inject={calls}:error=EIO:when={when}",
     )
-    said = run(str(strace), *inject, *python)
-    committed = {int(step) for step, end in said.items() if end == "committed"}
-    failed = [end for end in said.values() if isinstance(end, str) and "Error" in end]
+    report = run(str(strace), *inject, *python)
+    committed = {int(step) for step, end in report.items() if end == "committed"}
+    failed = [end for end in report.values() if isinstance(end, str) and "Error" in end]
     assert "(INJECTED)" in trace.read_text()
     assert failed, "no error reached the save"
     assert all("Input/output error" in end or "(INJECTED)" in end for end in failed), failed
@@ -171,7 +171,7 @@ def test_a_file_system_without_direct_input_and_output_is_written_as_others_are(
     python = (sys.executable, "-c", program, str(tmp_path / "odd"))
     inject = ("-f", "-qq", "-o", str(tmp_path / "trace"), "-e", "trace=pwrite64", "-e")
     # the saver thread's first pwrite64 writes the claim, its second the image
-    said = run(str(strace), *inject, "inject=pwrite64:error=EINVAL:when=2", *python)
+    report = run(str(strace), *inject, "inject=pwrite64:error=EINVAL:when=2", *python)
     assert "(INJECTED)" in (tmp_path / "trace").read_text()
-    ends = {step: end for step, end in said.items() if step.isdigit()}
+    ends = {step: end for step, end in report.items() if step.isdigit()}
     assert ends == {str(step): "committed" for step in range(1, 9)}

@@ -82,8 +82,8 @@ def test_a_running_job_goes_back_and_saves_on(
     nodes.run(cluster.endpoints, "saving", "--storage", str(tmp_path), "--steps", "40", "--pace-s", "0.1")
     record.wait("saving", count=1, step=25)
     commands = Commands(cluster.endpoints, nodes.job)
-    asked = commands.values("rewind", 10, "--yes")
-    assert (asked["step"], asked["generation"]) == (10, 1)
+    rewound = commands.values("rewind", 10, "--yes")
+    assert (rewound["step"], rewound["generation"]) == (10, 1)
     begun = record.wait_one("restored", generation=2)
     assert (begun["step"], begun["found"]) == (10, True)
     assert nodes.talkers[0].join() == 0

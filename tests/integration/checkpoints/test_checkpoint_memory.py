@@ -1,5 +1,4 @@
-"""Peak memory of a save and of a restore beyond the state: at most two copies of it, and almost none for a save with
-little memory.
+"""Peak memory of saves and restores beyond the state: at most two copies of it; if memory is short, a save takes less.
 
 A child process measures it:
 1. It makes the state and saves a small one, so that imports and thread stacks do not count.

@@ -120,8 +120,8 @@ ckpt.save(b"x", 1, progress=full)
 
 
 def test_a_failure_that_nobody_asked_for_is_told_at_the_end(tmp_path: Path) -> None:
-    _, said = run(FAILS_UNSEEN, str(tmp_path))
-    assert "nobody was told that the save of step 1 failed: disk full" in said
+    _, output = run(FAILS_UNSEEN, str(tmp_path))
+    assert "nobody was told that the save of step 1 failed: disk full" in output
 
 
 SILENT = """
@@ -160,9 +160,9 @@ ckpt.save(b"x", 1)
 def test_what_nobody_asked_for_is_told_at_the_end_though_nothing_is_logged(
     tmp_path: Path, program: str, told: str
 ) -> None:
-    code, said = run(SILENT + program, str(tmp_path))
+    code, output = run(SILENT + program, str(tmp_path))
     assert code == 0
-    assert told in said
+    assert told in output
 
 
 NO_MORE_THREADS = """
@@ -210,8 +210,8 @@ def test_the_pages_examples_run_as_they_stand(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "checkpoints.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = "\n".join(blocks).replace("/tmp/notes-checkpoints", str(tmp_path))
-    code, said = run(program)
-    assert code == 0, said
-    first, last = said.splitlines()
+    code, output = run(program)
+    assert code == 0, output
+    first, last = output.splitlines()
     assert first.startswith("100 [60, 80, 100] file:///")
     assert last == "100.0"

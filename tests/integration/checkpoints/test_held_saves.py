@@ -173,7 +173,7 @@ def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, di
 def test_a_lower_keep_count_makes_room_on_a_full_disk(
     training: Training, disk: SmallDisk, cluster: LocalCluster, nodes: Nodes
 ) -> None:
-    """By the commands of docs/operate/full-checkpoint-disk.md."""
+    """The test runs the commands of docs/operate/full-checkpoint-disk.md."""
     training.start(str(disk.folder / "checkpoints"), STRATA_TRAIN_KEEP_COUNT="100")
     training.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
     held_at = training.latest()

@@ -1,4 +1,4 @@
-"""The cause that holds a rank's saves is shown by its agent and in every status view."""
+"""The cause that holds a rank's saves reaches its agent, the coordinators and every status view."""
 
 from __future__ import annotations
 

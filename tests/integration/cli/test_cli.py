@@ -31,37 +31,37 @@ COMMANDS = ("dev", "coordinator", "run", "doctor", "jobs show", *READING[:-1])
 
 
 def said_as_json(*words: str) -> Any:
-    code, said = run_strata(*words, "--json")
-    assert code == 0, said
-    return json.loads(said)
+    code, output = run_strata(*words, "--json")
+    assert code == 0, output
+    return json.loads(output)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.journey
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    code, said = run_strata(*command.split(), "--help", env={**os.environ, "COLUMNS": "200"})
+    code, output = run_strata(*command.split(), "--help", env={**os.environ, "COLUMNS": "200"})
     assert code == 0
-    assert f"Usage: python -m strata {command}" in said
-    assert f"Example: strata {command}" in said
+    assert f"Usage: python -m strata {command}" in output
+    assert f"Example: strata {command}" in output
 
 
 def test_without_a_command_it_shows_them_all() -> None:
-    code, said = run_strata()
+    code, output = run_strata()
     assert code == 2
-    assert all(command.split()[0] in said for command in COMMANDS)
-    code, said = run_strata("--version")
+    assert all(command.split()[0] in output for command in COMMANDS)
+    code, output = run_strata("--version")
     assert code == 0
-    assert said.strip() == f"strata {strata.__version__}"
+    assert output.strip() == f"strata {strata.__version__}"
 
 
 @pytest.mark.parametrize("command", READING)
 def test_without_coordinators_it_is_3_with_a_hint(command: str) -> None:
     where = ("--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "1")
-    code, said = run_strata(*command.split(), *where)
-    assert code == 3, said
-    assert "error: " in said
-    assert "hint: " in said
-    assert "Traceback" not in said
+    code, output = run_strata(*command.split(), *where)
+    assert code == 3, output
+    assert "error: " in output
+    assert "hint: " in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_without_coordinators_it_is_3_with_a_hint(command: str) -> None:
     ids=" ".join,
 )
 def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
-    code, said = run_strata(*words)
-    assert code == 2, said
-    assert "Traceback" not in said
+    code, output = run_strata(*words)
+    assert code == 2, output
+    assert "Traceback" not in output
 
 
 def test_a_job_that_does_not_exist_is_named(cluster: LocalCluster) -> None:
     for command in ("members", "barriers", "checkpoints list"):
-        code, said = run_strata(*command.split(), "-e", cluster.endpoints, "--job", "never-begun")
-        assert code == 4, said
-        assert "never-begun" in said
-        assert "Traceback" not in said
+        code, output = run_strata(*command.split(), "-e", cluster.endpoints, "--job", "never-begun")
+        assert code == 4, output
+        assert "never-begun" in output
+        assert "Traceback" not in output
 
 
 @pytest.mark.journey
@@ -147,11 +147,11 @@ def test_the_members_of_a_finished_job_are_done(cluster: LocalCluster, nodes: No
 
 def test_endpoints_and_job_come_from_the_environment(cluster: LocalCluster) -> None:
     env = {**os.environ, "STRATA_ENDPOINTS": cluster.endpoints, "STRATA_JOB": "of-the-environment"}
-    code, said = run_strata("status", env=env)
+    code, output = run_strata("status", env=env)
     assert code == 0
-    assert "leader" in said
-    code, said = run_strata("members", env=env)
-    assert "of-the-environment" in said
+    assert "leader" in output
+    code, output = run_strata("members", env=env)
+    assert "of-the-environment" in output
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
@@ -168,8 +168,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     nowhere = run_strata(*words, "--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "0.5", env=env)
     assert nowhere[0] == 3
     file.write_text("endpoint = 1\n")
-    code, said = run_strata(*words, env=env)
-    assert (code, "there is no setting endpoint" in said) == (2, True)
+    code, output = run_strata(*words, env=env)
+    assert (code, "there is no setting endpoint" in output) == (2, True)
 
 
 def test_a_coordinator_says_what_is_wrong_with_its_settings() -> None:
@@ -178,7 +178,7 @@ def test_a_coordinator_says_what_is_wrong_with_its_settings() -> None:
         (("--detect-s", "0.01"), "detect_s"),
         (("--listen", "0.0.0.0:50051", "--advertise", "192.0.2.1:50051"), "insecure"),
     ):
-        code, said = run_strata("coordinator", "--etcd", "127.0.0.1:1", *words)
-        assert code == 2, said
-        assert part in said
-        assert "Traceback" not in said
+        code, output = run_strata("coordinator", "--etcd", "127.0.0.1:1", *words)
+        assert code == 2, output
+        assert part in output
+        assert "Traceback" not in output

@@ -29,11 +29,11 @@ class Commands:
     def run(self, *words: object, code: int = 0) -> str:
         """Run a command in this process, which is quicker; return its output and the text of its error."""
         result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words), *self._where])
-        found, said = result.exit_code, result.output
+        found, output = result.exit_code, result.output
         if isinstance(result.exception, StrataError):
-            found, said = int(exit_code(result.exception)), f"{said}{result.exception}"
-        assert found == code, (said, result.exception)
-        return said
+            found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
+        assert found == code, (output, result.exception)
+        return output
 
     def values(self, *words: object, code: int = 0) -> Any:
         return json.loads(self.run(*words, "--json", code=code))
@@ -60,9 +60,9 @@ def test_a_jobs_checkpoints_from_the_command_line(
     assert [v["path"] for v in commands.values("diff", 5, 10)["values"]] == ["progress.step"]
     image = Path(listed[2]["path"].removeprefix("file://")) / "rank-00000.safetensors"
     image.write_bytes(image.read_bytes()[:-1] + b"?")
-    said = commands.run("verify", "--all", code=1)
-    assert said.count(": good") == 3
-    assert "step 15, generation 1: CORRUPT" in said
+    output = commands.run("verify", "--all", code=1)
+    assert output.count(": good") == 3
+    assert "step 15, generation 1: CORRUPT" in output
 
     commands.run("pin", 5, "--why", "the first")
     commands.run("tag", 10, "best")

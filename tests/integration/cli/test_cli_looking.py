@@ -18,9 +18,9 @@ from tests.processes import LIMIT_S, Record, Talker
 
 
 def as_json(*words: str) -> Any:
-    code, said = run_strata(*words, "--json")
-    assert code == 0, said
-    return json.loads(said)
+    code, output = run_strata(*words, "--json")
+    assert code == 0, output
+    return json.loads(output)
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_jobs_are_listed_and_shown(cluster: LocalCluster, registered: str) -> No
     assert registered in [job["name"] for job in as_json("jobs", "list", *where)]
     shown = as_json("jobs", "show", registered, *where)
     assert shown["spec"]["max_no_progress_generations"] == 3
-    code, said = run_strata("jobs", "show", registered, *where)
+    code, output = run_strata("jobs", "show", registered, *where)
     assert code == 0
-    assert f"job {registered}:" in said
-    code, said = run_strata("jobs", "show", "nobody", *where)
+    assert f"job {registered}:" in output
+    code, output = run_strata("jobs", "show", "nobody", *where)
     assert code == 4
-    assert "no job nobody exists" in said
+    assert "no job nobody exists" in output
 
 
 @pytest.mark.journey
@@ -54,10 +54,10 @@ def test_datasets_are_listed_and_shown(cluster: LocalCluster, registered: str) -
     where = ("--endpoints", cluster.endpoints, "--job", registered)
     assert [(d["name"], d["shards"]) for d in as_json("datasets", *where)] == [("pile", 8)]
     assert as_json("datasets", "pile", *where)["dataset"]["uri"] == "s3://data/{shard}"
-    code, said = run_strata("datasets", "pile", *where)
+    code, output = run_strata("datasets", "pile", *where)
     assert code == 0
-    assert "dataset pile: 8 shards" in said
-    code, said = run_strata("datasets", "none", *where)
+    assert "dataset pile: 8 shards" in output
+    code, output = run_strata("datasets", "none", *where)
     assert code == 4
 
 
@@ -65,9 +65,9 @@ def test_a_watch_tells_what_is_there_and_then_what_changes(
     cluster: LocalCluster, registered: str, nodes: Nodes, record: Record
 ) -> None:
     where = ("--endpoints", cluster.endpoints, "--job", registered)
-    code, said = run_strata("watch", *where, "--once", "--json", "datasets/")
+    code, output = run_strata("watch", *where, "--once", "--json", "datasets/")
     assert code == 0
-    (line,) = [each for each in map(json.loads, said.splitlines()) if each["key"] == "datasets/pile/spec"]
+    (line,) = [each for each in map(json.loads, output.splitlines()) if each["key"] == "datasets/pile/spec"]
     assert line["value"]["shards"] == 8
     nodes.strata("watch", *where, "datasets/", name="watch")
     record.wait_line("datasets/pile/spec")
@@ -107,7 +107,7 @@ def test_tab_without_a_cluster_brings_nothing_and_no_error() -> None:
 
 
 def run_program(env: dict[str, str]) -> str:
-    """Run the installed `strata` command by its name, as shell completion does."""
+    """Run the command under the name `strata`, which shell completion needs."""
     record = Record()
     argv = [sys.executable, "-c", "import sys; sys.argv = ['strata']; import strata.cli; strata.cli.main()"]
     talker = Talker(argv, name="strata", record=record, env=env)
@@ -120,8 +120,8 @@ def run_program(env: dict[str, str]) -> str:
 
 
 def found(*words: str) -> tuple[int, dict[str, dict[str, str]]]:
-    code, said = run_strata("doctor", *words, "--json")
-    return code, {finding["what"]: finding for finding in json.loads(said)}
+    code, output = run_strata("doctor", *words, "--json")
+    return code, {finding["what"]: finding for finding in json.loads(output)}
 
 
 @pytest.mark.journey
@@ -146,7 +146,7 @@ def test_each_error_is_named_with_what_to_do(tmp_path: Path) -> None:
     for what in ("etcd", "storage", "tls"):
         assert findings[what]["level"] == "FAIL"
         assert findings[what]["hint"]
-    code, said = run_strata("doctor", "--endpoints", nowhere, "--timeout-s", "0.5")
+    code, output = run_strata("doctor", "--endpoints", nowhere, "--timeout-s", "0.5")
     assert code == 1
-    assert "FAIL  coordinators" in said
-    assert "Traceback" not in said
+    assert "FAIL  coordinators" in output
+    assert "Traceback" not in output

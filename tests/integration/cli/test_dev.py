@@ -108,9 +108,9 @@ def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
         env={**os.environ, MARK: mark},
     )
     os.close(theirs)
-    said = b""
-    while b"Ctrl-C ends" not in said:
-        said += os.read(ours, 4096)
+    output = b""
+    while b"Ctrl-C ends" not in output:
+        output += os.read(ours, 4096)
     assert len(marked(mark)) == 3
     os.close(ours)
     dev.wait(LIMIT_S)
@@ -138,41 +138,41 @@ def test_data_and_jobs_are_there_again_after_a_restart(nodes: Nodes, record: Rec
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        code, said = run_strata("dev", "--data", str(tmp_path / "d"), "--port", str(port))
+        code, output = run_strata("dev", "--data", str(tmp_path / "d"), "--port", str(port))
     assert code == 2
-    assert f"port {port} of 127.0.0.1 is taken" in said
-    assert "Traceback" not in said
+    assert f"port {port} of 127.0.0.1 is taken" in output
+    assert "Traceback" not in output
     assert not (tmp_path / "d").exists(), "nothing was started"
 
 
 def test_without_an_etcd_it_says_how_to_get_one(tmp_path: Path) -> None:
     missing = tmp_path / "etcd"
-    code, said = run_strata("dev", "--etcd", str(missing), "--data", str(tmp_path / "d"))
+    code, output = run_strata("dev", "--etcd", str(missing), "--data", str(tmp_path / "d"))
     assert code == 2
-    assert f"--etcd names {missing}, which does not exist" in said
-    assert "hint: " in said
-    assert "scripts/fetch-etcd" in said
-    assert "Traceback" not in said
-    code, said = run_strata(
+    assert f"--etcd names {missing}, which does not exist" in output
+    assert "hint: " in output
+    assert "scripts/fetch-etcd" in output
+    assert "Traceback" not in output
+    code, output = run_strata(
         "dev", "--data", str(tmp_path / "d"), env={**os.environ, "STRATA_ETCD": str(missing)}
     )
     assert code == 2
-    assert f"STRATA_ETCD names {missing}" in said
+    assert f"STRATA_ETCD names {missing}" in output
 
 
 def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path) -> None:
     old = tmp_path / "etcd"
     old.write_text("#!/bin/sh\necho 'etcd Version: 3.3.10'\n")
     old.chmod(0o755)
-    code, said = run_strata("dev", "--etcd", str(old), "--data", str(tmp_path / "d"))
+    code, output = run_strata("dev", "--etcd", str(old), "--data", str(tmp_path / "d"))
     assert code == 2
-    assert "3.3.10" in said
+    assert "3.3.10" in output
 
 
 @pytest.mark.parametrize(
     "options", [("--etcd-members", "2"), ("-n", "0"), ("--port", "0"), ("--detect-s", "soon")], ids=" ".join
 )
 def test_wrong_numbers_are_usage_errors(tmp_path: Path, options: tuple[str, ...]) -> None:
-    code, said = run_strata("dev", "--data", str(tmp_path / "d"), *options)
-    assert code == 2, said
-    assert "Traceback" not in said
+    code, output = run_strata("dev", "--data", str(tmp_path / "d"), *options)
+    assert code == 2, output
+    assert "Traceback" not in output

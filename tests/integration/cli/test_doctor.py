@@ -26,9 +26,9 @@ Findings = dict[str, dict[str, Any]]
 
 
 def found(*words: str) -> Findings:
-    _code, said = run_strata("doctor", *words, "--json")
-    assert said.startswith("["), said
-    return {finding["what"]: finding for finding in json.loads(said)}
+    _code, output = run_strata("doctor", *words, "--json")
+    assert output.startswith("["), output
+    return {finding["what"]: finding for finding in json.loads(output)}
 
 
 def found_until(what: str, level: str, *words: str) -> Findings:
@@ -36,7 +36,7 @@ def found_until(what: str, level: str, *words: str) -> Findings:
     deadline = time.monotonic() + LIMIT_S
     while (findings := found(*words)).get(what, {}).get("level") != level:
         assert time.monotonic() < deadline, findings
-        time.sleep(0.2)  # other processes
+        time.sleep(0.2)  # polls other processes
     return findings
 
 

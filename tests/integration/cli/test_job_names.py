@@ -40,9 +40,9 @@ def test_another_command_is_refused_while_the_job_trains(
     record.wait("start")
     other = nodes.run_script(cluster.endpoints, script, "--lr", "2", node="b", options=QUICK)
     assert other.join() == 4
-    said = record.wait_line("error:")
-    assert f"{script} --lr 1" in said
-    assert f"{script} --lr 2" in said
+    line = record.wait_line("error:")
+    assert f"{script} --lr 1" in line
+    assert f"{script} --lr 2" in line
     assert "--job" in record.wait_line("hint:")
     assert len(record.of("start")) == 1, "the first one was not disturbed"
     first.signal(15)
@@ -70,8 +70,8 @@ def test_the_name_of_a_finished_job_runs_nothing_for_another_run_and_says_so(
         nodes.record = other = Record()
         second = nodes.run_script(cluster.endpoints, script, node="a", options=QUICK, env=env)
         assert second.join() == 4
-        said = other.wait_line("error:")
-        assert re.search(rf"job {nodes.job} finished at \d\d:\d\d UTC on \d{{4}}-\d\d-\d\d", said), said
+        line = other.wait_line("error:")
+        assert re.search(rf"job {nodes.job} finished at \d\d:\d\d UTC on \d{{4}}-\d\d-\d\d", line), line
         hint = other.wait_line("hint:")
         assert "--new" in hint
         assert "--job" in hint

@@ -117,15 +117,15 @@ def play(cluster: LocalCluster, job: str) -> Iterator[Play]:
 
 
 def typed(play: Play, *words: str, code: int = 0) -> str:
-    got, said = run_strata("jobs", words[0], play.job, *words[1:], "--endpoints", play.endpoints)
-    assert got == code, said
-    return said
+    got, output = run_strata("jobs", words[0], play.job, *words[1:], "--endpoints", play.endpoints)
+    assert got == code, output
+    return output
 
 
 def as_json(play: Play, *words: str) -> Any:
     """Return the JSON that a command prints on stdout, without its messages on stderr while it waits."""
-    said = typed(play, *words, "--json").splitlines()
-    return json.loads("\n".join(line for line in said if not line.startswith("waiting: ")))
+    output = typed(play, *words, "--json").splitlines()
+    return json.loads("\n".join(line for line in output if not line.startswith("waiting: ")))
 
 
 @pytest.mark.journey
@@ -149,20 +149,20 @@ def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(p
     play.join("w-1", max_workers=1)
     play.until(lambda job: job.world.members == 1)
     play.begin(1, "w-1")
-    said = typed(play, "preempt", "--grace-s", "120", "--reason", "the node is needed")
-    assert f"generation 1 of {play.job} is asked to stop within 120 s" in said
-    heard = play.heartbeat("w-1")
-    assert (heard.notice.action, heard.notice.generation) == (STOP_ACTION_PREEMPT, 1)
+    output = typed(play, "preempt", "--grace-s", "120", "--reason", "the node is needed")
+    assert f"generation 1 of {play.job} is asked to stop within 120 s" in output
+    answer = play.heartbeat("w-1")
+    assert (answer.notice.action, answer.notice.generation) == (STOP_ACTION_PREEMPT, 1)
     assert "stopping" in typed(play, "show")
     play.ends("w-1", 0, 75, 1)
     forming = play.until(lambda job: job.world.forming)
     assert "preempted: the node is needed" in forming.world.reason
     assert forming.phase == JOB_PHASE_RUNNING
-    heard = play.heartbeat("w-1")
-    assert (heard.notice.action, heard.notice.generation) == (STOP_ACTION_PREEMPT, 2), "it shall leave"
+    answer = play.heartbeat("w-1")
+    assert (answer.notice.action, answer.notice.generation) == (STOP_ACTION_PREEMPT, 2), "it shall leave"
     assert [(m.worker_id, m.leaving) for m in play.client.members()] == [("w-1", True)]
-    code, said = run_strata("members", "--job", play.job, "--endpoints", play.endpoints)
-    assert (code, "leaving" in said) == (0, True)
+    code, output = run_strata("members", "--job", play.job, "--endpoints", play.endpoints)
+    assert (code, "leaving" in output) == (0, True)
     play.leaves("w-1")
     play.join("w-2")
     job = play.until(lambda job: job.world.members == 1)

@@ -61,30 +61,28 @@ def test_a_training_on_a_terminal_and_what_top_shows_of_it(
     training.wait_for("saved ")
 
     def looked() -> Any:
-        code, said = run_strata("top", *where, "--job", job, "--json")
-        assert code == 0, said
-        return json.loads(said)
+        code, output = run_strata("top", *where, "--job", job, "--json")
+        assert code == 0, output
+        return json.loads(output)
 
     found = looked()
     assert found["job"]["summary"]["progress"]["target_step"] == 10_000
     assert found["ranks"]["size"] == 2
     deadline = time.monotonic() + 10
-    while not found["history"]["series"]["reported.loss"][
-        "values"
-    ]:  # the chart shows a second only after it has passed
+    while not found["history"]["series"]["reported.loss"]["values"]:  # the chart lags by one second
         assert time.monotonic() < deadline, found["history"]
         found = looked()
-    code, said = run_strata("top", *where, "--json")
-    assert code == 0, said
-    assert job in {each["name"] for each in json.loads(said)["jobs"]}
+    code, output = run_strata("top", *where, "--json")
+    assert code == 0, output
+    assert job in {each["name"] for each in json.loads(output)["jobs"]}
 
-    code, said = run_strata("top", *where, "--job", job)
-    assert code == 0, said
-    assert "\x1b" not in said
-    assert said.startswith(f"{job}  running  gen"), "the rest is cut off at 80 columns"
-    assert re.search(r"^step +[0-9,]+ of 10,000 .* ETA ", said, re.MULTILINE)
-    assert re.search(r"^saved +step ", said, re.MULTILINE)
-    assert re.search(r"^ +1  ", said, re.MULTILINE)
+    code, output = run_strata("top", *where, "--job", job)
+    assert code == 0, output
+    assert "\x1b" not in output
+    assert output.startswith(f"{job}  running  gen"), "the rest is cut off at 80 columns"
+    assert re.search(r"^step +[0-9,]+ of 10,000 .* ETA ", output, re.MULTILINE)
+    assert re.search(r"^saved +step ", output, re.MULTILINE)
+    assert re.search(r"^ +1  ", output, re.MULTILINE)
 
     os.kill(training.pid, signal.SIGTERM)
     assert training.ended() == 75
@@ -98,17 +96,17 @@ def test_a_training_on_a_terminal_and_what_top_shows_of_it(
 
 @pytest.mark.parametrize("words", [("top",), ("top", "--json"), ("top", "--once")], ids=" ".join)
 def test_without_coordinators_top_is_3_with_a_hint(words: tuple[str, ...]) -> None:
-    code, said = run_strata(*words, "--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "1")
-    assert code == 3, said
-    assert "error: " in said
-    assert "Traceback" not in said
+    code, output = run_strata(*words, "--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "1")
+    assert code == 3, output
+    assert "error: " in output
+    assert "Traceback" not in output
 
 
 def test_top_of_a_job_that_does_not_exist_names_it(cluster: LocalCluster) -> None:
-    code, said = run_strata("top", "-e", cluster.endpoints, "--job", "never-begun")
-    assert code == 4, said
-    assert "never-begun" in said
-    assert "Traceback" not in said
+    code, output = run_strata("top", "-e", cluster.endpoints, "--job", "never-begun")
+    assert code == 4, output
+    assert "never-begun" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow

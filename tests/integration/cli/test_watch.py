@@ -58,7 +58,7 @@ async def test_a_watch_misses_nothing_though_its_replica_is_killed(etcd: EtcdClu
                     await member.outcome(round_)
                 if round_ == ROUNDS // 2:
                     replicas["r1"].kill()
-            while len(rounds) < ROUNDS:  # noqa: ASYNC110  # a pause between rounds, without which this loop would delay the other task
+            while len(rounds) < ROUNDS:  # noqa: ASYNC110  # the other task appends rounds
                 await asyncio.sleep(0.02)
         watcher.cancel()
         assert [key.split("/")[3] for key in rounds] == [f"{n:012d}" for n in range(1, ROUNDS + 1)]

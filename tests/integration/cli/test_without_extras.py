@@ -1,4 +1,4 @@
-"""If an extra is not installed, each command that needs it names it, and no command prints a traceback."""
+"""Without an extra, each command that needs it fails with the extra's name, and no command prints a traceback."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def strata(python: Path, *words: str) -> tuple[int, list[str]]:
 def test_a_command_without_its_extra_says_which_to_install(
     python: Path, tmp_path: Path, words: tuple[str, ...], error: str, hint: str
 ) -> None:
-    code, said = strata(python, *(word.format(tmp=tmp_path) for word in words))
-    assert code == 2, said
-    assert len(said) == 2, said
-    assert said[0].startswith(error)
-    assert said[1] == hint
+    code, output = strata(python, *(word.format(tmp=tmp_path) for word in words))
+    assert code == 2, output
+    assert len(output) == 2, output
+    assert output[0].startswith(error)
+    assert output[1] == hint
 
 
 def test_all_commands_load_without_any_extra(python: Path) -> None:
-    code, said = strata(python, "--help")  # --help loads all commands
-    assert code == 0, said
-    assert all(any(f" {command} " in line for line in said) for command in COMMANDS)
+    code, output = strata(python, "--help")  # --help loads all commands
+    assert code == 0, output
+    assert all(any(f" {command} " in line for line in output) for command in COMMANDS)
 
 
 def test_the_environment_is_without_the_extras(python: Path) -> None:
-    wanted = "boto3", "cryptography", "grpc_health", "jax", "jinja2", "numpy", "obstore", "pynvml", "torch"
-    program = f"import importlib.util as u; print([n for n in {wanted} if u.find_spec(n)])"
+    extras = "boto3", "cryptography", "grpc_health", "jax", "jinja2", "numpy", "obstore", "pynvml", "torch"
+    program = f"import importlib.util as u; print([n for n in {extras} if u.find_spec(n)])"
     assert subprocess.check_output((str(python), "-c", program), text=True, env={}) == "[]\n"

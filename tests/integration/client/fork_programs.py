@@ -72,7 +72,7 @@ def connects_again(endpoint: str) -> None:
 
 
 def _live_on() -> None:
-    os.setsid()  # leaves the parent's process group
+    os.setsid()  # leaves the process group, which ends with the parent
     say(child=os.getpid())
     os.close(1)  # the test reads stdout until every writer has closed it
     time.sleep(LIVES_S)

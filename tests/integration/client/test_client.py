@@ -160,9 +160,8 @@ def test_one_that_rejoins_after_a_drain_is_asked_to_stop_no_more(trainers: Train
         raise AssertionError
 
     training = [trainers.pool.submit(train, x) for x in (a, b)]
-    while not (
-        a.has_met(BEGIN_BARRIER) and b.has_met(BEGIN_BARRIER)
-    ):  # before that barrier, the leader ends ranks without a common step
+    # before the begin barrier, the leader ends ranks without a common step
+    while not (a.has_met(BEGIN_BARRIER) and b.has_met(BEGIN_BARRIER)):
         time.sleep(0.01)
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
         client.stop("drain", worker_ids=[b.worker_id])
@@ -253,24 +252,24 @@ def test_asking_for_shards_where_nothing_is_registered_names_the_calls_to_copy(
     cluster: LocalCluster, job: str
 ) -> None:
     with strata.DatasetRegistry(cluster.endpoints, job=job, timeout_s=LIMIT_S) as registry:
-        with pytest.raises(errors.NotFound) as told:
+        with pytest.raises(errors.NotFound) as caught:
             registry.get_assigned_shards(worker_id="worker-01")
-        assert "no dataset is registered and worker 'worker-01' is no member" in str(told.value)
-        said, example, _ = told.value.hint.split("\n\n")
-        assert said == "these two calls have to come first:"
+        assert "no dataset is registered and worker 'worker-01' is no member" in str(caught.value)
+        advice, example, _ = caught.value.hint.split("\n\n")
+        assert advice == "these two calls have to come first:"
         exec(example, {})  # runs the example as a user's copy does
         owned = registry.get_assigned_shards(worker_id="worker-01")
         assert [shard.index for shard in owned] == list(range(64))
-        with pytest.raises(errors.NotFound, match="has no dataset test") as told:
+        with pytest.raises(errors.NotFound, match="has no dataset test") as caught:
             registry.assignment("test")
-        assert told.value.hint == "it has train"
+        assert caught.value.hint == "it has train"
         with (
             strata.DatasetRegistry(cluster.endpoints, job=job, timeout_s=0.2) as hasty,
-            pytest.raises(errors.NotFound, match="worker 'w9' is no member") as told,
+            pytest.raises(errors.NotFound, match="worker 'w9' is no member") as caught,
         ):
             hasty.get_assigned_shards(worker_id="w9")
-        assert told.value.hint.startswith("register it first:")
-        assert "register(" not in told.value.hint
+        assert caught.value.hint.startswith("register it first:")
+        assert "register(" not in caught.value.hint
 
 
 @pytest.mark.journey
@@ -339,8 +338,8 @@ def test_all_ranks_reach_a_preemption_at_the_same_step(trainers: Trainers, tmp_p
         with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
             assert client.stop("preempt", reason="maintenance", grace_s=LIMIT_S) is not None
 
-    asked = trainers.pool.submit(preempt)
+    request = trainers.pool.submit(preempt)
     (stopped,) = set(trainers.pool.map(train, ranks, timeout=LIMIT_S))
-    asked.result(LIMIT_S)
+    request.result(LIMIT_S)
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
         assert client.latest_checkpoint().step == stopped

@@ -110,7 +110,7 @@ async def other_member(
 ) -> AsyncIterator[tuple[RankClient, Program]]:
     """Form a world of a trainer in this process and a program of `fork_programs` in its own process."""
     monkeypatch.setenv("STRATA_JOB", trainers.job)
-    monkeypatch.setenv("LEAST", "2")  # both create the job with the same minimum
+    monkeypatch.setenv("LEAST", "2")  # so that either of the two may create the job
     joining = trainers.pool.submit(trainers.join, 1, min_workers=2)
     async with program(words[0], trainers.cluster.endpoints, *words[1:]) as run:
         (survivor,) = await asyncio.wrap_future(joining)

@@ -38,10 +38,10 @@ class Program:
         assert self.process.stdout is not None
         async with asyncio.timeout(limit_s):
             while line := await self.process.stdout.readline():
-                said: dict[str, Any] = json.loads(line)
-                if key in said:
-                    return said
-                self._said.append(said)
+                event: dict[str, Any] = json.loads(line)
+                if key in event:
+                    return event
+                self._said.append(event)
         raise AssertionError(f"it ended ({await self.process.wait()}) without saying {key!r}")
 
     async def ended(self, limit_s: float = 30.0) -> int:
@@ -122,10 +122,10 @@ async def test_a_rank_has_one_session_however_often_it_connects(tmp_path: Path) 
 
 async def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
     async with serving() as server, program("child_calls", server.address) as run:
-        said = await run.says("barrier")
+        event = await run.says("barrier")
         for call in ("barrier", "progress", "connect", "unary", "status"):
-            assert said[call].startswith("ConfigError"), call
-            assert "spawn" in said[call], "the hint says what to do"
+            assert event[call].startswith("ConfigError"), call
+            assert "spawn" in event[call], "the hint says what to do"
         assert (await run.says("child_exit"))["child_exit"] == 7
         assert await run.ended() == 0
         assert len(server.sessions) == 1, "no reconnect"
@@ -186,12 +186,12 @@ def test_grpc_imported_first_is_a_config_error() -> None:
     env = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
     call = "strata.CoordinatorClient.connect('127.0.0.1:1').jobs()"
     code = f"import grpc, strata\ntry: {call}\nexcept strata.ConfigError as e: print(e)"
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "import strata before grpc" in said.stdout
+    assert "import strata before grpc" in output.stdout
     good = "import strata, grpc, os; strata.CoordinatorClient; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", good], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert said.stdout.strip() == "0"
+    assert output.stdout.strip() == "0"

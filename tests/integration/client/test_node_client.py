@@ -124,13 +124,13 @@ def test_the_member_of_the_page_runs_as_it_stands(
     cluster: LocalCluster, job: str, node: dict[str, str], nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     (block,) = re.findall(r"^```js\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (said,) = re.findall(r"^It prints:\n\n```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (expected,) = re.findall(r"^It prints:\n\n```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     endpoints = "host1:50051,host2:50051,host3:50051"
     assert endpoints in block
     program = tmp_path / "member.js"
     program.write_text(block.replace(endpoints, cluster.endpoints).replace('"notes"', f'"{job}"'))
     talker = nodes.start("node", str(program), name="page", env=node, cwd=ROOT)
     assert talker.join() == 0
-    assert [event["text"] for event in record.of("line")] == said.splitlines()
+    assert [event["text"] for event in record.of("line")] == expected.splitlines()
     with CoordinatorClient.connect(cluster.endpoints, job=job) as client:
         assert client.job_status().phase_reason == "all 1 ranks are done"

@@ -75,9 +75,9 @@ def heard(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
     """Return the process's next event of that kind."""
     assert process.stdout is not None
     for line in process.stdout:
-        said: dict[str, Any] = json.loads(line)
-        if said["event"] == event:
-            return said
+        found: dict[str, Any] = json.loads(line)
+        if found["event"] == event:
+            return found
     raise AssertionError(process.communicate()[1])
 
 
@@ -115,7 +115,7 @@ def test_an_agent_ends_with_its_process_however_that_ends(
 
 
 def ended(pid: int, limit_s: float) -> bool:
-    """Return True if the process ends within the limit. A zombie has ended, even if its new parent has not reaped it."""
+    """Return True if the process ends within the limit. A zombie counts as ended, even if not reaped."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
@@ -225,8 +225,8 @@ def test_children_of_a_standalone_process(programs: Programs) -> None:
     forked = heard(process, "forked")
     assert "was forked from" in forked["said"]
     assert heard(process, "child")["rank"] == 0
-    told = heard(process, "children")
-    assert (told["spawned"], told["shell"], told["same"]) == (0, 0, True)
+    children = heard(process, "children")
+    assert (children["spawned"], children["shell"], children["same"]) == (0, 0, True)
     assert process.wait(LIMIT_S) == 0
 
 

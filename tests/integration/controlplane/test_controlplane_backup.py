@@ -1,4 +1,4 @@
-"""Backups of a real etcd, by the command line: while it is written to, with a member gone, interrupted."""
+"""Backups of a real etcd by the command line: during writes, with a lost member, and interrupted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = ClusterKeys("default")
 BEGIN = Txn(
     compares=(absent(KEYS.uid),), success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid="0b6f4a9e"))),)
 )
-"""What the first replica of a cluster does."""
+"""The first transaction of a new cluster's first replica."""
 
 
 def hosts(etcd: EtcdCluster) -> str:
@@ -46,31 +46,31 @@ def back_up(to: Path | str, etcd: str, *more: str) -> tuple[int, str]:
 
 
 def made(to: Path | str, etcd: str, *more: str) -> dict[str, Any]:
-    code, said = back_up(to, etcd, *more, "--json")
-    assert code == 0, said
-    answer: dict[str, Any] = json.loads(said)
+    code, output = back_up(to, etcd, *more, "--json")
+    assert code == 0, output
+    answer: dict[str, Any] = json.loads(output)
     return answer
 
 
 def listed(place: Path) -> list[dict[str, Any]]:
-    code, said = run_strata("controlplane", "backups", str(place), "--json")
-    assert code == 0, said
-    answer: list[dict[str, Any]] = json.loads(said)
+    code, output = run_strata("controlplane", "backups", str(place), "--json")
+    assert code == 0, output
+    answer: list[dict[str, Any]] = json.loads(output)
     return answer
 
 
 def doctor(etcd: str) -> dict[str, Any]:
-    """Return what doctor says of backups; nobody coordinates there."""
+    """Return doctor's finding about backups; no coordinator runs."""
     nobody = f"127.0.0.1:{free_port()}"
-    _code, said = run_strata("doctor", "--endpoints", nobody, "--etcd", etcd, "--timeout-s", "1", "--json")
-    # a line of gRPC's may follow: doctor has two event loops, and one member is dead
-    findings, _end = json.JSONDecoder().raw_decode(said[said.index("[\n") :])
+    _code, output = run_strata("doctor", "--endpoints", nobody, "--etcd", etcd, "--timeout-s", "1", "--json")
+    # a line from gRPC may follow: doctor runs two event loops, and one etcd member is dead
+    findings, _end = json.JSONDecoder().raw_decode(output[output.index("[\n") :])
     finding: dict[str, Any] = next(each for each in findings if each["what"] == "backup")
     return finding
 
 
 def snapshot_status(etcd_bin: Path, database: Path) -> dict[str, Any]:
-    """Return what etcd's own tool says of a snapshot."""
+    """Return the status that etcdutl prints for a snapshot."""
     words = [str(etcd_bin / "etcdutl"), "snapshot", "status", str(database), "-w", "json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -78,20 +78,20 @@ def snapshot_status(etcd_bin: Path, database: Path) -> dict[str, Any]:
 
 
 def file_in(folder: Path) -> None:
-    """Return once there is a file in a folder that need not be there yet."""
+    """Return once the folder exists and has a file."""
     until(lambda: folder.is_dir() and any(folder.iterdir()), limit_s=LIMIT_S)
 
 
 @contextlib.asynccontextmanager
 async def writing(etcd: EtcdCluster) -> AsyncIterator[list[int]]:
-    """Write while the body runs, a value of 1 KiB at a time; yield the revisions that were confirmed."""
+    """Write values of 1 KiB while the body runs; yield the list of confirmed revisions."""
     revisions: list[int] = []
     begun = asyncio.Event()
 
     async def write(store: EtcdStore) -> None:
         while True:
             put = Put(key=f"/strata/v1/default/jobs/j{len(revisions) % 500}/spec", value=b"x" * 1024)
-            with contextlib.suppress(Exception):  # a member is killed meanwhile
+            with contextlib.suppress(Exception):  # the test kills a member during the writes
                 revisions.append((await store.execute(Txn(success=(put,)))).revision)
                 begun.set()
 
@@ -126,13 +126,13 @@ async def test_three_members_one_killed_under_writes(
     assert backup["member"] not in {victim.name, etcd_cluster.leader().name}
     assert backup["warnings"] == []
 
-    told = snapshot_status(etcd_bin, place / f"{backup['name']}.db")
-    assert told["revision"] >= backup["revision"], "etcd's own tool reads it, and agrees"
-    assert told["totalKey"] > 0
+    status = snapshot_status(etcd_bin, place / f"{backup['name']}.db")
+    assert status["revision"] >= backup["revision"], "etcd's own tool reads it, and agrees"
+    assert status["totalKey"] > 0
 
-    code, said = run_strata("controlplane", "verify", str(place))
-    assert code == 0, said
-    assert f"{backup['name']} is whole" in said
+    code, output = run_strata("controlplane", "verify", str(place))
+    assert code == 0, output
+    assert f"{backup['name']} is whole" in output
     finding = doctor(etcd)
     assert finding["level"] == "OK", finding
     assert place.as_uri() in finding["says"]
@@ -146,13 +146,13 @@ async def test_a_flipped_bit_is_found(etcd_cluster: EtcdCluster, tmp_path: Path)
     data = bytearray(database.read_bytes())
     data[len(data) // 3] ^= 16
     database.write_bytes(data)
-    code, said = await asyncio.to_thread(run_strata, "controlplane", "verify", str(place))
+    code, output = await asyncio.to_thread(run_strata, "controlplane", "verify", str(place))
     assert code == 1
-    assert "is not what was written" in said
-    assert "Traceback" not in said
-    code, said = await asyncio.to_thread(run_strata, "controlplane", "verify", str(place), "--json")
+    assert "is not what was written" in output
+    assert "Traceback" not in output
+    code, output = await asyncio.to_thread(run_strata, "controlplane", "verify", str(place), "--json")
     assert code == 1
-    assert json.loads(said)["whole"] is False
+    assert json.loads(output)["whole"] is False
 
 
 async def test_the_newest_two_stay_and_two_at_once_are_two(etcd_cluster: EtcdCluster, tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ async def test_the_newest_two_stay_and_two_at_once_are_two(etcd_cluster: EtcdClu
     assert first["name"] not in {each["name"] for each in both}
     assert len(list(place.iterdir())) == 5
     for each in both:
-        code, said = await asyncio.to_thread(
+        code, output = await asyncio.to_thread(
             run_strata, "controlplane", "verify", str(place), "--name", each["name"]
         )
-        assert code == 0, said
+        assert code == 0, output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -213,31 +213,31 @@ async def test_without_a_healthy_member_it_says_why_of_each(
                 break
             await asyncio.sleep(0.05)
     place = tmp_path / "backups"
-    code, said = await asyncio.to_thread(back_up, place, hosts(etcd_cluster))
-    assert code == 3, said
-    assert "no etcd member can give a snapshot" in said
-    assert f"{alive}: it knows no leader" in said
+    code, output = await asyncio.to_thread(back_up, place, hosts(etcd_cluster))
+    assert code == 3, output
+    assert "no etcd member can give a snapshot" in output
+    assert f"{alive}: it knows no leader" in output
     for member in dead:
-        assert f"{member.endpoint.removeprefix('http://')}: it does not answer" in said
+        assert f"{member.endpoint.removeprefix('http://')}: it does not answer" in output
     assert list(place.iterdir()) == []
 
 
 def test_coordinators_serve_on_beside_a_backup(cluster: LocalCluster, tmp_path: Path) -> None:
     backup = made(tmp_path, hosts(cluster.etcd))
     assert backup["reason"].endswith("leads, and no other member was named")
-    code, said = run_strata("status", "--endpoints", cluster.endpoints, "--json")
-    assert code == 0, said
-    assert all(replica["ready"] for replica in json.loads(said)["replicas"])
-    code, said = run_strata(
+    code, output = run_strata("status", "--endpoints", cluster.endpoints, "--json")
+    assert code == 0, output
+    assert all(replica["ready"] for replica in json.loads(output)["replicas"])
+    code, output = run_strata(
         "controlplane", "backup", "--to", str(tmp_path), "--etcd", hosts(cluster.etcd), "--cluster", "typo"
     )
     assert code == 4
-    assert "hint: it holds default" in said
+    assert "hint: it holds default" in output
 
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[dict[str, str]]:
-    """The environment for an S3 of this process, which has the bucket `backups`."""
+    """The environment for an S3 server in this process that has the bucket `backups`."""
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -249,7 +249,7 @@ def aws() -> Iterator[dict[str, str]]:
         endpoint_url=url,
         region_name="us-east-1",
         aws_access_key_id="strata-test",
-        aws_secret_access_key="not-a-secret",  # it is none
+        aws_secret_access_key="not-a-secret",  # not a real secret
     )
     client.create_bucket(Bucket="backups")
     yield {
@@ -271,18 +271,18 @@ def test_a_backup_in_s3(cluster: LocalCluster, aws: dict[str, str]) -> None:
         return run_strata("controlplane", *words, env=aws)
 
     etcd = ("--etcd", hosts(cluster.etcd))
-    code, said = strata("backup", "--to", place, *etcd)
-    assert code == 0, said
-    assert f" is in {place}" in said
-    code, said = strata("verify", place)
-    assert code == 0, said
-    code, said = strata("backups", place)
-    assert code == 0, said
-    assert place in said
+    code, output = strata("backup", "--to", place, *etcd)
+    assert code == 0, output
+    assert f" is in {place}" in output
+    code, output = strata("verify", place)
+    assert code == 0, output
+    code, output = strata("backups", place)
+    assert code == 0, output
+    assert place in output
 
-    code, said = strata("backup", "--to", "s3://nobody-made-it/x", *etcd)
+    code, output = strata("backup", "--to", "s3://nobody-made-it/x", *etcd)
     assert code == 1
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "error: cannot list s3://nobody-made-it/x/: the server says NoSuchBucket (404)",
         "hint: create the bucket, or look for a slip in its name, the region and the endpoint",
     ]

@@ -1,4 +1,4 @@
-"""etcd is lost with all it holds: the control plane comes back from a backup, in place, or from storage alone."""
+"""After the loss of all etcd data, the control plane is restored from a backup, in place, or from storage alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STATES = {
 
 @pytest.fixture
 def cluster(start_cluster: StartCluster) -> LocalCluster:
-    """Two coordinators over one etcd member, which the test may wipe."""
+    """Two coordinators over one etcd member that the test may wipe."""
     return start_cluster(coordinators=2)
 
 
@@ -57,7 +57,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 class Lost:
-    """A job that saves into one root, and what may happen to its etcd."""
+    """A job that saves into one root, and operations that damage its etcd."""
 
     def __init__(self, cluster: LocalCluster, job: str, root: str, folder: Path) -> None:
         self.cluster = cluster
@@ -75,7 +75,7 @@ class Lost:
 
     @contextlib.contextmanager
     def trains(self, worker: str = "w", *, keep: int | None = None) -> Iterator[strata.CheckpointManager]:
-        """Be the only rank of a world; it ends as one that failed, so that the job goes on later."""
+        """Run the body as the only rank of a world. The rank ends as failed, so that the job is not done."""
         client = self.connect(worker)
         try:
             with strata.CheckpointManager(self.root, client=client, keep_count=keep) as manager:
@@ -91,7 +91,7 @@ class Lost:
             manager.wait_until_finished(LIMIT_S)
 
     def goes_on_from(self, step: int, *, then: int) -> None:
-        """Have a rank come: it restores that step, bit by bit, and saves a further one."""
+        """Have a new rank restore `step`, compare it bit by bit, and save step `then`."""
         with self.trains("next") as manager:
             found = state_of(0)
             restored = manager.restore(found)
@@ -113,7 +113,7 @@ class Lost:
             return int(client.job_status().world.generation)
 
     def saved_in(self) -> int:
-        """Return the greatest generation that has saved anything."""
+        """Return the greatest generation that has saved a checkpoint."""
         with CoordinatorClient.connect(self.cluster.endpoints, job=self.job, timeout_s=LIMIT_S) as client:
             return max(c.generation for c in client.checkpoints())
 
@@ -125,7 +125,7 @@ class Lost:
         subprocess.run(words, check=True, capture_output=True)
 
     def loses_etcd(self) -> None:
-        """Wipe the member's data; it listens at the same ports."""
+        """Wipe the member's data and restart it on the same ports."""
         self._member.kill()
         shutil.rmtree(self._member.data)
         self._member.start()
@@ -140,7 +140,7 @@ class Lost:
         self.noticed()
 
     def noticed(self) -> None:
-        """Return once no coordinator serves. Each is asked for a job that is not there, for which it asks etcd."""
+        """Return once no coordinator serves. Each request is for a missing job, for which a coordinator reads etcd."""
 
         def suspended(address: str) -> bool:
             try:
@@ -153,7 +153,7 @@ class Lost:
         until(lambda: all(suspended(each.address) for each in self.cluster.coordinators))
 
     def served(self, uid: str) -> None:
-        """Return once every coordinator serves this cluster."""
+        """Return once every coordinator serves the cluster with this uid."""
 
         def serves(address: str) -> bool:
             try:
@@ -174,21 +174,21 @@ class Lost:
     # -- the command
 
     def run(self, command: str, *words: object, code: int = 0) -> str:
-        """Run `strata controlplane` in this process; return what it said."""
+        """Run `strata controlplane` in this process; return its output and the text of its error."""
         argv = ["controlplane", command, *map(str, words), "--etcd", ",".join(self.cluster.etcd.endpoints)]
         result = CliRunner().invoke(assembled("controlplane"), argv)
-        found, said = result.exit_code, result.output
+        found, output = result.exit_code, result.output
         if isinstance(result.exception, errors.StrataError):
-            found, said = int(exit_code(result.exception)), f"{said}{result.exception}"
-        assert found == code, (said, result.exception)
-        return said
+            found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
+        assert found == code, (output, result.exception)
+        return output
 
     def values(self, command: str, *words: object) -> Any:
-        """Run it with --yes and --json; return what it said of this job, and the rest, once a coordinator serves it."""
-        said = json.loads(self.run(command, *words, "--yes", "--json"))
-        self.served(said["uid"])
-        (mine,) = [job for job in said["jobs"] if job["name"] == self.job]
-        return mine, said
+        """Run it with --yes --json; once all coordinators serve, return this job's entry and the whole document."""
+        document = json.loads(self.run(command, *words, "--yes", "--json"))
+        self.served(document["uid"])
+        (mine,) = [job for job in document["jobs"] if job["name"] == self.job]
+        return mine, document
 
 
 @pytest.fixture
@@ -207,10 +207,10 @@ def test_a_wiped_etcd_is_restored_from_a_snapshot_and_from_what_was_committed_si
     assert "steps 30, 40: committed in storage, and adopted" in shown
     assert "coordinators run" not in shown
     assert KEYS.restoring not in lost.held()
-    mine, said = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
+    mine, document = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
     assert [slot["step"] for slot in mine["adopted"]] == [30, 40]
     assert (mine["latest_before"], mine["latest"]) == (20, 40)
-    assert said["uid"].startswith(f"{uid}.")
+    assert document["uid"].startswith(f"{uid}.")
     assert lost.catalog() == {10: "committed", 20: "committed", 30: "committed", 40: "committed"}
     assert lost.latest() == 40
     assert lost.generation() > before
@@ -234,14 +234,14 @@ def test_without_any_backup_it_is_built_from_storage(lost: Lost) -> None:
     lost.saves(30)
     before = lost.saved_in()
     lost.loses_etcd()
-    mine, said = lost.values("rebuild", "--storage", lost.root)
+    mine, document = lost.values("rebuild", "--storage", lost.root)
     assert [slot["step"] for slot in mine["adopted"]] == [10, 20, 30]
     assert not mine["in_base"]
     assert lost.catalog() == {10: "committed", 20: "committed", 30: "committed"}
     assert lost.generation() > before
     assert lost.latest() == 30
     lost.goes_on_from(30, then=40)
-    assert said["skipped"] == []
+    assert document["skipped"] == []
 
 
 def test_what_was_removed_after_the_backup_is_not_offered(lost: Lost) -> None:
@@ -278,7 +278,7 @@ def test_a_save_in_the_middle_ends_by_what_its_marker_says(lost: Lost) -> None:
 
 
 class Interrupted(EtcdStore):
-    """Is interrupted at the n-th transaction, before or after it took effect."""
+    """A store that raises KeyboardInterrupt at the n-th transaction, before or after its effect."""
 
     at = 0
     after = False
@@ -312,8 +312,8 @@ def test_one_that_is_interrupted_at_any_transaction_is_run_again(
     words = ("restore", "--from", lost.snapshot, "--storage", lost.root, "--yes")
     with monkeypatch.context() as patch:
         patch.setattr(access, "open_store", open_store)
-        said = lost.run(*words, code=130)
-    assert "run the same command again" in said
+        output = lost.run(*words, code=130)
+    assert "run the same command again" in output
     keys = lost.held()
     done = at == 3 and after
     assert (KEYS.uid in keys) is done
@@ -354,15 +354,15 @@ def test_a_backup_is_restored_from_its_place(lost: Lost, tmp_path: Path) -> None
     lost.run("backup", "--to", backups)
     lost.saves(20)
     lost.loses_etcd()
-    said = lost.run("restore", "--from", backups, "--cluster", "other", "--yes", code=4)
-    assert "holds no finished backup of cluster other" in said
+    output = lost.run("restore", "--from", backups, "--cluster", "other", "--yes", code=4)
+    assert "holds no finished backup of cluster other" in output
     (database,) = backups.glob("*.db")
     whole = database.read_bytes()
     database.write_bytes(whole[:-1] + b"x")
     assert "is not what was written" in lost.run("restore", "--from", backups, "--yes", code=1)
     database.write_bytes(whole)
-    mine, said = lost.values("restore", "--from", backups, "--storage", lost.root)
-    assert said["source"].startswith("the backup of ")
+    mine, document = lost.values("restore", "--from", backups, "--storage", lost.root)
+    assert document["source"].startswith("the backup of ")
     assert [slot["step"] for slot in mine["adopted"]] == [20]
     assert KEYS.backup in lost.held(), "its age is known on"
     lost.goes_on_from(20, then=30)
@@ -371,7 +371,7 @@ def test_a_backup_is_restored_from_its_place(lost: Lost, tmp_path: Path) -> None
 def test_jobs_that_are_there_are_not_overwritten_by_accident(lost: Lost) -> None:
     lost.saves(10)
     lost.takes_a_snapshot()
-    said = lost.run("restore", "--from", lost.snapshot, "--storage", lost.root, "--yes", code=4)
-    assert "--replace" in said
+    output = lost.run("restore", "--from", lost.snapshot, "--storage", lost.root, "--yes", code=4)
+    assert "--replace" in output
     assert "restore --in-place" in lost.run("rebuild", "--storage", lost.root, "--yes", code=4)
     assert "say either --from PLACE or --in-place" in lost.run("restore", "--yes", code=2)

@@ -2,9 +2,9 @@
 
     FAILPOINT=file python failpoint_coordinator.py --replica r1 …
 
-The file arms it, with a job's name, a number and when: the leader's n-th write to that job is its last act,
-"unsent" before it goes to etcd, "unanswered" when etcd has committed it. Whoever dies of it takes the file
-away, so it happens once. Chunks are tiny here: a world of a few members takes several transactions.
+The file arms the failpoint with a job's name, a number n and a mode. At the leader's n-th write to that job, the
+process kills itself: "unsent" before it sends the write to etcd, "unanswered" after etcd has committed it. It renames
+the file first, so only one process dies. Chunks are tiny, so that a world of a few members takes several transactions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-import strata.coordinator.main  # noqa: F401  # what takes the time
+import strata.coordinator.main  # noqa: F401  # the slow import
 from strata.cli import main
 from strata.core.kv import chunks
 from strata.core.kv.txn import Txn, TxnResult
@@ -26,7 +26,7 @@ _seen: dict[str, int] = {}
 
 
 def _met(txn: Txn) -> str:
-    """Return when to die of this transaction; "" if it is none of those, or not the one."""
+    """Return the armed mode if this is the n-th fenced write to the job, else ""."""
     try:
         job, number, mode = POINT.read_text().split()
     except (FileNotFoundError, ValueError):

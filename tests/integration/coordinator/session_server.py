@@ -1,7 +1,7 @@
-"""A coordinator, or an agent, of one file for the client's tests: the real transports, real serving code, no etcd.
+"""A small coordinator or agent for the client's tests: real transports, real serving code, no etcd.
 
-Every member is welcomed into a world of its own and released from every barrier at once. What the
-transport says is written down with times: that is what death is told from.
+The server gives every member a world of its own and releases every barrier at once. It records how and when each
+session ends, because replicas detect a member's death from the end of its session.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from strata.wire.streams import Spawn, serve_stream
 
 @dataclass
 class Served:
-    """One session: who, and how and when (loop time) it ended."""
+    """One session: its member, and how and when (loop time) it ended."""
 
     hello: Hello
     ended: asyncio.Future[tuple[End, float]]
     arrivals: list[Arrival] = field(default_factory=list)
 
     async def end(self, limit_s: float) -> tuple[End, float]:
-        """Return how and when it ended; `TimeoutError` when it goes on."""
+        """Return how and when the session ended; raise `TimeoutError` if it goes on."""
         async with asyncio.timeout(limit_s):
             return await asyncio.shield(self.ended)
 
 
 class SessionServer:
-    """What one endpoint served, in order."""
+    """The sessions that one endpoint served, in order."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -128,7 +128,7 @@ class _Sessions(SessionsServicer):
         self._server = server
         self._spawn = spawn
 
-    async def Session(  # type: ignore[override]  # noqa: N802  # grpc's name; it reads and writes by its context
+    async def Session(  # type: ignore[override]  # noqa: N802  # gRPC's name; the handler uses `context` alone
         self, request_iterator: Any, context: Any
     ) -> None:
         async def logic(link: Link[Up, Down]) -> None:

@@ -1,4 +1,4 @@
-"""The limits of connections on real sockets, and that gRPC's own arguments do what they are taken for."""
+"""Connection limits on real sockets, and the effect of gRPC's own server arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes import LIMIT_S
 
 
 class Port:
-    """A listener on both kinds of loopback, and what it accepted."""
+    """A listener on IPv4 and IPv6 loopback, and its accepted sockets."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -32,7 +32,7 @@ class Port:
         self.clients: list[socket.socket] = []
 
     def connect(self, host: str = "127.0.0.1") -> socket.socket:
-        """Return the client's side."""
+        """Open a connection and return the client's socket."""
         client = socket.create_connection((host, self.number), timeout=LIMIT_S)
         self.clients.append(client)
         self.accepted.append(self._listener.accept()[0])
@@ -68,7 +68,7 @@ def test_a_look_finds_what_was_accepted_and_nothing_else(port: Port) -> None:
         ("::1", second.getsockname()[1]),
     }
     port.accepted[0].close()
-    third = port.connect()  # takes the descriptor of the first
+    third = port.connect()  # reuses the descriptor of the first
     again = looking.look()
     assert [each.peer[1] for each in again.closed] == [first.getsockname()[1]]
     assert [each.peer[1] for each in again.opened] == [third.getsockname()[1]]
@@ -90,7 +90,7 @@ def test_a_connection_is_shut_and_another_at_its_descriptor_is_not(port: Port) -
 
 
 class Callers:
-    """Who called, as a test says."""
+    """Addresses of admitted and refused callers, as a test sets them."""
 
     def __init__(self) -> None:
         self.admitted_peers: set[str] = set()
@@ -146,24 +146,24 @@ async def test_strangers_go_and_who_was_admitted_stays(port: Port) -> None:
         "ipv4:127.0.0.1:1",
         "unix:",
     }
-    with capture_logs() as said:
+    with capture_logs() as logged:
         await limiter.look()
         await asyncio.sleep(0.01)
         await limiter.look()
     assert [is_open(each) for each in (known, stranger, other)] == [True, False, True]
     assert report.open == {"grpc": 2}
     assert report.closed.children["grpc", "unadmitted"].value == 1
-    (line,) = said
+    (line,) = logged
     assert (line["event"], line["most_from"]) == ("connections_closed", "127.0.0.1")
 
 
 def test_the_log_tells_of_closed_connections_once_a_minute(port: Port) -> None:
     report = ConnectionReport()
     excess = [Excess(connection=1, address="10.0.0.7", reason=Reason.ALL)]
-    with capture_logs() as said:
+    with capture_logs() as logged:
         for now_s in (1.0, 2.0, 60.9, 61.0, 62.0):
             report.tell("http", excess, now_s)
-    assert [line["counts"] for line in said] == [{"http all": 1}, {"http all": 3}]
+    assert [line["counts"] for line in logged] == [{"http all": 1}, {"http all": 3}]
     assert report.closed.children["http", "all"].value == 5
 
 
@@ -178,15 +178,15 @@ def test_the_soft_limit_of_descriptors_is_raised() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
     try:
-        with capture_logs() as said:
+        with capture_logs() as logged:
             assert raise_limit() == raise_limit() == before[1]
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
-        assert [line["event"] for line in said] == ["descriptor_limit_raised"]
+        assert [line["event"] for line in logged] == ["descriptor_limit_raised"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-# -- gRPC's own arguments, with our values replaced by small ones: an update that drops one is noticed here
+# -- gRPC's own arguments, with small values: these tests fail if an update of gRPC drops one of them
 
 
 @asynccontextmanager
@@ -204,7 +204,7 @@ async def serving(**replaced: int) -> AsyncIterator[int]:
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """Return what came until the end."""
+    """Return the bytes received until the end of the connection."""
     async with asyncio.timeout(LIMIT_S):
         return await reader.read()
 

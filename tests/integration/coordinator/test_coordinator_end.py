@@ -1,4 +1,4 @@
-"""A coordinator's end: in good order, with its own exit code, also when nobody reads what it says."""
+"""A coordinator shuts down cleanly and with its own exit code, even if nothing reads its output."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def coordinator(stderr: int, *options: str) -> Iterator[Child]:
 
 @contextlib.contextmanager
 def heard(*options: str) -> Iterator[tuple[Child, BinaryIO]]:
-    """Run a coordinator; yield it with what it says."""
+    """Run a coordinator; yield its process and its output."""
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as pipe, coordinator(theirs, *options) as child:
         yield child, pipe
 
 
 def wait_for(pipe: BinaryIO, word: bytes) -> None:
-    said = b""
+    output = b""
     for line in pipe:
-        said += line
+        output += line
         if word in line:
             return
-    raise AssertionError(f"it never said {word!r} but {said!r}")
+    raise AssertionError(f"it never said {word!r} but {output!r}")
 
 
 def wait_until_served(address: str, child: Child) -> None:
@@ -69,7 +69,7 @@ def wait_until_served(address: str, child: Child) -> None:
 
 
 def pester(child: Child) -> int:
-    """Send both signals again and again until the process has ended; return its exit code."""
+    """Send both signals repeatedly until the process has ended; return its exit code."""
     deadline = time.monotonic() + LIMIT_S
     while child.poll() is None:
         assert time.monotonic() < deadline
@@ -110,7 +110,7 @@ def test_a_wrong_option_has_its_exit_code_also_when_nobody_reads_the_error() -> 
 
 
 def test_a_command_whose_streams_were_closed_has_its_exit_code() -> None:
-    """Each ended with 1: Python has None for a stream that is closed."""
+    """Python sets a closed standard stream to None, which must not change the exit code to 1."""
 
     def code(*words: str) -> int:
         argv = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "strata", *words]
@@ -137,7 +137,7 @@ def test_one_whose_streams_were_closed_serves_and_ends_in_good_order(etcd: EtcdC
 
 
 def test_once_it_ends_it_ends_as_it_was_told_first(etcd: EtcdCluster) -> None:
-    """A second Ctrl-C gave the signal's code, or a traceback from within grpc."""
+    """A second Ctrl-C neither changes the exit code nor causes a traceback in gRPC."""
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=pestered", f"--listen={free_address()}")
     with heard(*options) as (child, pipe):
         wait_for(pipe, b"leadership_taken")
@@ -160,6 +160,6 @@ def test_signals_while_it_ends_do_not_cut_it_short(etcd: EtcdCluster) -> None:
     with heard(*options) as (child, pipe):
         wait_for(pipe, b"coordinator_starts")
         assert pester(child) == 0
-        said = pipe.read()
-        assert b"coordinator_ended" in said
-        assert b"Traceback" not in said
+        output = pipe.read()
+        assert b"coordinator_ended" in output
+        assert b"Traceback" not in output

@@ -1,4 +1,4 @@
-"""A killed leader is followed at once, again and again, and members do not notice (PROTOCOLS 4.7)."""
+"""A killed leader is succeeded at once, repeatedly, and members are not affected (PROTOCOLS 4.7)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.integration.replicas import LIMIT_S, Replicas, started
 
 KILLS = 6
 LEASE_LEFT_S = 4.5
-"""A lease of 6 s, renewed every second, is good for at least so long after its holder's death."""
+"""A lease of 6 s that is renewed every second lasts at least this long after its holder's death."""
 
 
 async def epoch(replicas: Replicas, *, without: str = "") -> int:
-    """Return the epoch as the first replica that answers sees it; 0 while nobody leads."""
+    """Return the leader epoch from the first replica that answers; 0 if it knows no leader."""
     for name in replicas.names:
         if name != without and (status := await replicas[name].status()) is not None:
             return status.leader_epoch if status.leader else 0
@@ -39,7 +39,7 @@ async def test_killed_leaders_are_followed_long_before_their_lease_ends(
             for rank, member in enumerate(members):
                 member.arrive([rank])
             async with asyncio.timeout(LIMIT_S):
-                while await epoch(replicas, without=leader) <= before:  # noqa: ASYNC110  # another process
+                while await epoch(replicas, without=leader) <= before:  # noqa: ASYNC110  # polls another process
                     await asyncio.sleep(0.005)
             took.append(time.monotonic() - began)
             for member in members:

@@ -1,4 +1,4 @@
-"""Leadership, fence and view on a real etcd: what the virtual-time tests prove, with its own timing."""
+"""Leadership, fence and view on a real etcd with real timing; the virtual-time tests cover the same rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_S = 30.0
 
 
 class Candidate:
-    """What of a replica takes part in an election; its world controller always turns."""
+    """The parts of a replica that take part in an election; its world controller always counts as running."""
 
     def __init__(self, store: EtcdStore, keys: ClusterKeys, name: str) -> None:
         self.store = store
@@ -49,14 +49,14 @@ class Candidate:
         self.task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        with self.heartbeat.waiting():  # counts as turning
+        with self.heartbeat.waiting():  # counts as running
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.mirror.run())
                 tasks.create_task(self.executor.run())
                 tasks.create_task(self.election.run(address="nowhere:1"))
 
     async def die(self) -> None:
-        """End without a word, as a killed process does."""
+        """End without resigning, like a killed process."""
         assert self.task is not None
         self.task.cancel()
         await asyncio.wait([self.task])
@@ -85,7 +85,7 @@ async def candidates(etcd: EtcdCluster, count: int) -> AsyncIterator[list[Candid
 
 
 async def elected(candidates: list[Candidate]) -> tuple[Candidate, Epoch]:
-    """Return the first of them that is in office."""
+    """Return the first candidate that leads, and its epoch."""
     waiting = {asyncio.ensure_future(c.election.elected()): c for c in candidates}
     done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
@@ -111,7 +111,7 @@ async def test_a_leader_that_resigns_is_succeeded_at_once(etcd: EtcdCluster) -> 
         leader, epoch = await elected(both)
         (other,) = (c for c in both if c is not leader)
         began = time.monotonic()
-        # its campaign goes on, so it may as well win again: what counts is a new epoch soon
+        # its campaign goes on, so it may win again; the test requires only a new epoch soon
         await leader.election.resign()
         _, later = await elected(both)
         assert later > epoch
@@ -125,7 +125,7 @@ async def test_writes_of_a_deposed_leader_fail_in_etcd_itself(etcd: EtcdCluster)
         fence, key = only.fence(epoch), only.keys.root + "jobs/x"
         assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
         await only.store.execute(Txn(success=(Delete(key=only.keys.leader),)))
-        # the same again, not asked whether it may: the compare alone must hold it back
+        # the same write, with a term that never ends: only the compare in etcd can reject it
         late = Fence(
             store=only.store,
             mirror=only.mirror,
@@ -140,7 +140,7 @@ async def test_writes_of_a_deposed_leader_fail_in_etcd_itself(etcd: EtcdCluster)
 
 
 class Believer:
-    """A term that never ends."""
+    """A leader's term that never ends."""
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch: Epoch | None = epoch
@@ -166,7 +166,7 @@ async def test_leading_goes_on_when_etcd_loses_its_leader(etcd_cluster: EtcdClus
 
 
 async def fenced_put(candidates: list[Candidate], key: str, value: bytes) -> None:
-    """Write as whoever leads. On a busy machine that may change before etcd has a leader again."""
+    """Write as the current leader, which may change on a busy machine before etcd has a leader again."""
     while True:
         leader, epoch = await elected(candidates)
         with contextlib.suppress(NotLeader):
@@ -178,7 +178,7 @@ async def fenced_put(candidates: list[Candidate], key: str, value: bytes) -> Non
 
 
 class Held(EtcdStore):
-    """An etcd whose answer to a list is kept back until `release` is set."""
+    """A store that holds back the answer to a list until `release` is set."""
 
     release: asyncio.Event
     listed: asyncio.Event
@@ -196,7 +196,7 @@ def contents(kvs: tuple[KeyValue, ...]) -> dict[str, tuple[bytes, int]]:
 
 
 async def test_a_view_catches_up_after_a_compaction(start_etcd: StartEtcd) -> None:
-    """What it listed is compacted away before its watch begins, so that it must list again."""
+    """The listed revision is compacted before the watch begins, so the view must list again."""
     etcd = start_etcd(1)
     keys = ClusterKeys("compaction")
     async with (

@@ -1,4 +1,4 @@
-"""A coordinator that is killed: everything an operator looks at remembers it, until it is forgotten or back."""
+"""A killed coordinator stays visible in every operator's view until it is forgotten or returns."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ Status = dict[str, dict[str, Any]]
 
 
 def until(what: Callable[[], bool], since: float) -> float:
-    """Return how many seconds after `since` it was so."""
+    """Return the seconds from `since` until `what` held."""
     while not what():
         assert time.monotonic() - since < LIMIT_S, "it never was"
-        time.sleep(0.1)  # other processes
+        time.sleep(0.1)  # polls other processes
     return time.monotonic() - since
 
 
 def status(endpoints: str) -> Status:
-    code, said = run_strata("status", "--json", "--endpoints", endpoints)
-    assert code == 0, said
-    return {each["replica"]: each for each in json.loads(said)["replicas"]}
+    code, output = run_strata("status", "--json", "--endpoints", endpoints)
+    assert code == 0, output
+    return {each["replica"]: each for each in json.loads(output)["replicas"]}
 
 
 def doctor(endpoints: str, ready: str) -> Findings:
-    """Return the findings once one says how many coordinators are `ready`: on a busy machine one may be late."""
+    """Return the findings once the one about coordinators ends with `ready`; a busy machine may delay a replica."""
     deadline = time.monotonic() + LIMIT_S
     while True:
-        _code, said = run_strata("doctor", "--json", "--timeout-s", "5", "--endpoints", endpoints)
-        findings = {finding["what"]: finding for finding in json.loads(said)}
+        _code, output = run_strata("doctor", "--json", "--timeout-s", "5", "--endpoints", endpoints)
+        findings = {finding["what"]: finding for finding in json.loads(output)}
         if findings["coordinators"]["says"].endswith(ready):
             return findings
         assert time.monotonic() < deadline, findings
 
 
 def kill(local: LocalCluster) -> tuple[LocalCoordinator, LocalCoordinator, float]:
-    """Kill the leader; return it, one that stays, and when."""
+    """Kill the leader; return it, a remaining coordinator, and the time of the kill."""
     name = local.status().leader
     lost = next(each for each in local.coordinators if each.name == name)
     stays = next(each for each in local.coordinators if each is not lost)
@@ -84,9 +84,9 @@ def test_one_of_three_is_killed_stays_unreachable_and_is_forgotten(
     _code, page = fetch(stays.http, "/status")
     assert f"{lost.name} unreachable; 2 of 3 coordinators ready" in page
 
-    code, said = run_strata("coordinators", "forget", stays.name, *where)
+    code, output = run_strata("coordinators", "forget", stays.name, *where)
     assert code == Exit.REFUSED
-    assert f"coordinator {stays.name} runs at {stays.address}" in said
+    assert f"coordinator {stays.name} runs at {stays.address}" in output
     assert run_strata("coordinators", "forget", "nobody", *where)[0] == Exit.REFUSED
     assert run_strata("coordinators", "forget", lost.name, *where)[0] == 0
     assert lost.name not in status(stays.address)
@@ -95,7 +95,7 @@ def test_one_of_three_is_killed_stays_unreachable_and_is_forgotten(
 
     lost.restart()
     lost.wait_ready(LIMIT_S)
-    lost.child.stop()  # in good order: it is gone all the same
+    lost.child.stop()  # a clean shutdown counts as a loss too
     at = time.monotonic()
     until(lambda: status(stays.address).get(lost.name, {}).get("unreachable", False), at)
 

@@ -1,4 +1,4 @@
-"""States that lie on several ranks: saved by four, restored by two and by one, bit by bit the same."""
+"""States sharded over several ranks: saved by four, restored by two and by one, bit by bit the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def record(storage: Path) -> Record:
-    """What the worlds of `tests.ranks.partitions` said."""
+    """The events of the worlds of `tests.ranks.partitions`."""
     record = Record()
     (storage / "meet").mkdir()
     command = [sys.executable, "-m", "tests.ranks.partitions", str(storage), str(storage / "meet")]

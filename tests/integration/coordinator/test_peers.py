@@ -1,4 +1,4 @@
-"""Links between real replicas: a frozen one is passed over, and comes back."""
+"""Links between real replicas: peers skip a frozen replica and use it again after it wakes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_barriers_pass_over_a_frozen_replica_at_once(etcd: EtcdCluster, tm
 
 
 async def not_ready(replicas: Replicas, name: str) -> None:
-    """Return once the first replica does not hear `name` as ready."""
+    """Return once the first replica no longer sees `name` as ready."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             status = await replicas["r1"].status()

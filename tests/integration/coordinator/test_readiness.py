@@ -1,7 +1,7 @@
-"""`/readyz` while nothing can be written: etcd's quota used up, etcd without a leader.
+"""`/readyz` while etcd takes no writes: its quota is used up, or it has no leader.
 
-Who holds a session keeps it and reads on, nobody is declared dead, `/healthz` stays, and
-`strata doctor` says what mends it.
+Members keep their sessions and still read, no member is declared dead, `/healthz` stays 200, and
+`strata doctor` prints the remedy.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ async def fetch(address: str, path: str) -> tuple[int, str]:
 
 
 async def pages(c: Replicas) -> list[str]:
-    """Return where every replica serves HTTP."""
+    """Return the HTTP address of every replica."""
     status = await c["r1"].status()
     assert status is not None
     return [replica.http_address for replica in status.replicas]
 
 
 async def eventually(probes: list[str], wanted: Callable[[int, str], bool], *, limit_s: float) -> None:
-    """Return once `/readyz` of every replica has answered what is wanted."""
+    """Return once `wanted` holds for each replica's answer to `/readyz`."""
     seen: list[tuple[int, str]] = []
     try:
         async with asyncio.timeout(limit_s):
             for address in probes:
                 while not wanted(*(await fetch(address, "/readyz"))):
                     seen = [await fetch(each, "/readyz") for each in probes]
-                    await asyncio.sleep(0.2)  # another process
+                    await asyncio.sleep(0.2)  # polls another process
     except TimeoutError:
         pytest.fail(f"/readyz still says {seen}")
 
@@ -73,7 +73,7 @@ async def worker(store: EtcdStore, name: str) -> KeyValue | None:
 
 
 async def fill(store: EtcdStore) -> None:
-    """Write history until etcd raises its alarm; compacted, it takes no room."""
+    """Write revisions of one key until etcd raises its alarm; compaction frees their space."""
     for _ in range(100):
         try:
             await store.execute(Txn(success=(Put(key="/filler", value=bytes(1 << 20)),)))
@@ -108,7 +108,7 @@ async def test_a_full_etcd_is_not_ready_until_the_commands_of_doctor_were_run(
             limit_s=15.0,
         )
 
-        # sessions and reads go on, the process is alive, and everybody shows why nothing is written
+        # sessions and reads go on, the process is alive, and every view shows why nothing can be written
         endpoints = ",".join(c[name].address for name in c.names)
         assert [(await fetch(each, "/healthz"))[0] for each in probes] == [200, 200, 200]
         assert "quota is used up" in (await fetch(probes[0], "/status"))[1]
@@ -120,7 +120,7 @@ async def test_a_full_etcd_is_not_ready_until_the_commands_of_doctor_were_run(
             jobs = await asyncio.to_thread(client.jobs)
         assert [job.name for job in jobs] == ["job"]
 
-        # a member that loses its connection meanwhile is not declared dead: it could not come back
+        # a member that loses its connection now is not declared dead, because it could not register again
         members[0].drop()
         lost = members[0].worker
         await asyncio.sleep(8 * DETECT_S)
@@ -129,23 +129,23 @@ async def test_a_full_etcd_is_not_ready_until_the_commands_of_doctor_were_run(
         assert len(members[1].all("tick")) > ticks[1] + 4
         assert all(tick.ready for tick in members[1].all("tick")), "it is better served nowhere"
 
-        # what `doctor` prints is run as it is
-        code, said = await asyncio.to_thread(
+        # the test runs the commands exactly as `doctor` prints them
+        code, output = await asyncio.to_thread(
             run_strata, "doctor", "--etcd", etcd_names(etcd), "--endpoints", endpoints
         )
-        commands = re.findall(r"^\s*strata (etcd .*)$", said, re.MULTILINE)
+        commands = re.findall(r"^\s*strata (etcd .*)$", output, re.MULTILINE)
         assert code != 0
         assert [each.partition(" --etcd ")[0] for each in commands] == [
             "etcd defrag --compact", "etcd alarm --disarm",
         ]  # fmt: skip
-        await members[0].connect("r1")  # its session comes back while nothing can be written
+        await members[0].connect("r1")  # it reconnects while nothing can be written
         for command in commands:
             ran, printed = await asyncio.to_thread(run_strata, *shlex.split(command))
             assert ran == 0, (command, printed)
         await eventually(probes, ready, limit_s=15.0)
         assert "strata_writable 1.0" in (await fetch(probes[0], "/metrics"))[1]
         assert await worker(store, lost) is not None
-        assert members[0].incarnation == (await worker(store, lost)).create_revision  # type: ignore[union-attr]  # as above
+        assert members[0].incarnation == (await worker(store, lost)).create_revision  # type: ignore[union-attr]  # asserted above
         assert members[0].all("world")[-1].world.generation == 1
 
 
@@ -168,25 +168,25 @@ async def test_an_etcd_without_a_leader_is_not_ready(etcd_cluster: EtcdCluster, 
             lambda code, body: code == 503 and "it has no leader: 1 of 3 members answer" in body,
             limit_s=20.0,
         )
-        for _ in range(20):  # it stays so, and does not come and go with what a watch hears
+        for _ in range(20):  # it stays 503 and does not flap with the events of a watch
             assert {(await fetch(each, "/readyz"))[0] for each in probes} == {503}
-            await asyncio.sleep(0.2)  # another process
+            await asyncio.sleep(0.2)  # polls another process
         assert [(await fetch(each, "/healthz"))[0] for each in probes] == [200, 200, 200]
-        code, said = await asyncio.to_thread(
+        code, output = await asyncio.to_thread(
             run_strata, "doctor", "--etcd", etcd_names(etcd_cluster), "--timeout-s", "1"
         )
         assert code != 0
         alive = etcd_cluster.members[0].endpoint.removeprefix("http://")
-        assert f"1 of 3 members answer ({alive})" in said
-        # a replica that stalls under load, or hears of etcd later than a peer, may send its members there
+        assert f"1 of 3 members answer ({alive})" in output
+        # a replica that stalls under load, or sees etcd's loss later than a peer, may move members to a peer
         left = [member for member in members if member.over.is_set()]
         assert all(member.error is None and member.all("moved") for member in left), [m.error for m in left]
 
         for etcd_member in stopped:
             etcd_member.start()
         await asyncio.to_thread(etcd_cluster.wait_healthy)
-        for gone in left:
-            await gone.connect("r3")
+        for departed in left:
+            await departed.connect("r3")
         await eventually(probes, ready, limit_s=20.0)
         after = [(await worker(store, member.worker)) for member in members]
         assert [kv and kv.create_revision for kv in after] == [kv and kv.create_revision for kv in before]

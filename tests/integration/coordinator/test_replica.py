@@ -1,4 +1,4 @@
-"""Coordinator processes on a real etcd: who leads acts, who no longer does writes nothing."""
+"""Coordinator processes on a real etcd: the leader acts, and a deposed leader writes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def three(start_cluster: StartCluster) -> LocalCluster:
 
 
 class Members:
-    """Members that are only keys, written as by a replica of this test's own that is only a key."""
+    """Members that exist only as keys, served by a replica that also exists only as a key."""
 
     def __init__(self, mirror: Mirror, executor: Executor) -> None:
         self.mirror = mirror
@@ -50,7 +50,7 @@ class Members:
         self.instance = InstanceId(uuid.uuid4().hex)
 
     async def replica(self) -> None:
-        """Say that the instance which serves the members is there, so that they are no orphans."""
+        """Write the key of the instance that serves the members, so that they are not orphans."""
         record = encode(Replica(instance=self.instance, address="127.0.0.1:1"))
         put = Put(key=KEYS.replica("of-the-test"), value=record)
         await self.executor.execute(Txn(success=(put,)))
@@ -73,7 +73,7 @@ class Members:
         )
 
     async def head(self, generation: int) -> WorldHead:
-        """Return the head once it is of that generation."""
+        """Return the world's head once it has at least that generation."""
 
         def there(view: View) -> bool:
             head = JobView(view, self.job).head()
@@ -141,7 +141,7 @@ async def test_a_frozen_leader_that_wakes_writes_nothing_and_follows(
     before = await members.head(1)
     leader.child.pause()
     try:
-        await members.leave("c")  # the frozen one will see it only when it wakes
+        await members.leave("c")  # the frozen replica sees it only after it wakes
         after = await members.head(2)
         assert after.epoch > before.epoch
     finally:
@@ -195,22 +195,22 @@ def free_address() -> str:
 
 
 def ends(child: Child) -> tuple[int, str]:
-    """Return the exit code and everything it said."""
+    """Return the exit code and the whole log."""
     code = child.join(LIMIT_S)
     assert child.log is not None
-    said = child.log.read_text()
-    assert "Traceback" not in said
-    return code, said
+    log = child.log.read_text()
+    assert "Traceback" not in log
+    return code, log
 
 
 def test_without_etcd_it_waits_says_so_and_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_ETCD_WAIT_S", "5")
     nowhere = free_address()
-    code, said = ends(coordinator(tmp_path / "log", f"--etcd={nowhere}", f"--listen={free_address()}"))
+    code, output = ends(coordinator(tmp_path / "log", f"--etcd={nowhere}", f"--listen={free_address()}"))
     assert code == 3
-    assert said.count("waiting_for_etcd") == 1
-    assert nowhere in said
-    assert said.splitlines()[-1] == "hint: check that it runs, and etcd.endpoints (--etcd)"
+    assert output.count("waiting_for_etcd") == 1
+    assert nowhere in output
+    assert output.splitlines()[-1] == "hint: check that it runs, and etcd.endpoints (--etcd)"
 
 
 def test_told_to_stop_while_it_waits_for_etcd_it_stops(tmp_path: Path) -> None:
@@ -222,15 +222,15 @@ def test_told_to_stop_while_it_waits_for_etcd_it_stops(tmp_path: Path) -> None:
         assert child.poll() is None
         time.sleep(0.01)
     child.send_signal(signal.SIGTERM)
-    code, said = ends(child)
+    code, output = ends(child)
     assert code == 0
-    assert "coordinator_ended" in said
+    assert "coordinator_ended" in output
 
 
 def test_a_taken_port_is_an_error_of_the_configuration(tmp_path: Path, etcd: EtcdCluster) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        code, said = ends(
+        code, output = ends(
             coordinator(
                 tmp_path / "log",
                 f"--etcd={','.join(etcd.endpoints)}",
@@ -239,7 +239,7 @@ def test_a_taken_port_is_an_error_of_the_configuration(tmp_path: Path, etcd: Etc
             )
         )
     assert code == 2
-    assert f"cannot serve at {address}" in said
+    assert f"cannot serve at {address}" in output
 
 
 @pytest.mark.slow
@@ -252,8 +252,8 @@ def test_two_replicas_of_one_name_are_refused(tmp_path: Path, etcd: EtcdCluster)
         assert time.monotonic() < deadline
         assert first.poll() is None, first.tail()
         time.sleep(0.05)
-    code, said = ends(coordinator(tmp_path / "second", *common, f"--listen={free_address()}"))
+    code, output = ends(coordinator(tmp_path / "second", *common, f"--listen={free_address()}"))
     assert code == 4
-    assert "another replica named twin" in said
+    assert "another replica named twin" in output
     assert first.poll() is None
     assert first.stop() == 0

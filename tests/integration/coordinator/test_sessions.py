@@ -1,4 +1,4 @@
-"""Sessions over real gRPC with real processes: crash, freeze, outage, and what a server must offer."""
+"""Sessions over real gRPC with real processes: crash, freeze, outage, and the services that a server must offer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DETECT_S = 2.0
 
 @pytest.fixture(scope="module")
 def processes(etcd: EtcdCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
-    """Three replicas for this file; a test that kills one starts it again."""
+    """Three replicas for this file; a test that kills a replica starts it again."""
     with closing(Replicas(etcd, "sessions", tmp_path_factory.mktemp("logs"), detect_s=DETECT_S)) as made:
         yield made
 
@@ -47,7 +47,7 @@ async def replicas(processes: Replicas, request: pytest.FixtureRequest) -> Async
 
 
 async def members(replicas: Replicas, name: str) -> dict[str, int]:
-    """Return the incarnation of every member, as one replica sees them."""
+    """Return the incarnation of every member in one replica's view."""
     async with grpc.aio.insecure_channel(replicas[name].address, options=OPTIONS) as channel:
         stub: Any = MembersStub(channel)
         with translated(name):
@@ -56,9 +56,9 @@ async def members(replicas: Replicas, name: str) -> dict[str, int]:
 
 
 async def gone(replicas: Replicas, worker: str) -> float:
-    """Return when a replica that did not serve the member sees it no longer."""
+    """Return the time at which a replica that did not serve the member no longer sees it."""
     async with asyncio.timeout(LIMIT_S):
-        while worker in await members(replicas, "r2"):  # noqa: ASYNC110  # another process
+        while worker in await members(replicas, "r2"):  # noqa: ASYNC110  # polls another process
             await asyncio.sleep(0.02)
     return time.monotonic()
 
@@ -72,8 +72,8 @@ def start_member(replicas: Replicas, worker: str) -> Child:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     os.close(write)
-    with os.fdopen(read) as said:
-        assert said.readline().startswith("incarnation")
+    with os.fdopen(read) as pipe:
+        assert pipe.readline().startswith("incarnation")
     return child
 
 
@@ -110,7 +110,7 @@ async def test_all_replicas_are_killed_and_come_back_and_nobody_dies(replicas: R
     await replicas.ready()
     for member, name in zip(three, ("r2", "r3", "r1"), strict=True):
         await member.connect(name)
-    await asyncio.sleep(7.0)  # beyond what the leader waits before it removes orphans
+    await asyncio.sleep(7.0)  # longer than the leader waits before it removes orphans
     assert await members(replicas, "r1") == before
     assert [m.over.is_set() for m in three] == [False] * 3
     assert (await three[0].world()).world.generation == 1
@@ -171,7 +171,7 @@ async def test_health_and_reflection_are_on(replicas: Replicas) -> None:
         for service in ("", "strata.v1.Sessions"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # it serves both
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # serves aio too
         call = reflection.ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         names = {s.name for s in (await call.read()).list_services_response.service}
@@ -194,7 +194,7 @@ async def test_a_port_that_is_taken_is_a_clear_error(etcd: EtcdCluster, tmp_path
         command += [f"--listen=127.0.0.1:{port}", "--http=127.0.0.1:0", "--cluster=taken"]
         child = Child.start(command, log=tmp_path / "log")
         assert await child.join_async(LIMIT_S) == 2
-    said = child.tail()
-    assert f"127.0.0.1:{port}" in said
-    assert "Address already in use" in said
-    assert "Traceback" not in said
+    output = child.tail()
+    assert f"127.0.0.1:{port}" in output
+    assert "Address already in use" in output
+    assert "Traceback" not in output

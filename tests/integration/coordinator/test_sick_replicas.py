@@ -1,4 +1,4 @@
-"""A sick replica kills nobody: one cut off from etcd, and a frozen one that wakes (PROTOCOLS 5.5)."""
+"""A faulty replica removes no member: one cut off from etcd, and a frozen one that wakes (PROTOCOLS 5.5)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.integration.replicas import LIMIT_S, Replicas, started
 from tests.raw_member import Member
 
 ORPHANED_S = 9.0
-"""After so long without a renewal the leader deletes the members of a replica."""
+"""The leader deletes a replica's members after this time without a renewal."""
 SPARED_S = 7.0
-"""Longer than a replica that woke deletes nobody, and the grace."""
+"""Longer than the time in which a woken replica deletes no member, plus the grace."""
 
 
 async def meet(members: Sequence[Member], round_: int) -> None:
-    """See that the world is the first one still, and all of its members in it."""
+    """Assert that all members are still in the first generation and meet at a barrier."""
     for rank, member in enumerate(members):
         await member.world()
         assert not member.over.is_set(), member.error
@@ -77,7 +77,7 @@ async def test_a_frozen_replica_that_wakes_deletes_none_of_its_former_members(
         replicas[frozen].child.pause()
         await mine.connect(other)  # as the library does after 3 s without a tick
         assert mine.incarnation == incarnation
-        await asyncio.sleep(3.5)  # its key has ended, and no orphan of it is left
+        await asyncio.sleep(3.5)  # the replica's key has expired, and it has no orphans left
         await meet(members, 2)
         replicas[frozen].child.resume()
         async with asyncio.timeout(LIMIT_S):

@@ -1,6 +1,6 @@
-"""The leader's process is killed in the middle of a world change, at each of its transactions.
+"""The leader's process dies in the middle of a world change, at each of its transactions.
 
-`tests/unit/coordinator/test_world_failpoints.py` has every kind of change in virtual time; here are real
+`tests/unit/coordinator/test_world_failpoints.py` covers every kind of change in virtual time. These tests use real
 processes, a real etcd and SIGKILL.
 """
 
@@ -40,7 +40,7 @@ def arm(point: Path, words: str) -> None:
 
 
 def disarmed(point: Path) -> bool:
-    """Tell whether a process died of it; now none does any more."""
+    """Disarm the failpoint; return True if a process died of it."""
     try:
         point.unlink()
     except FileNotFoundError:
@@ -49,9 +49,9 @@ def disarmed(point: Path) -> bool:
 
 
 async def changed_world(replicas: Replicas, store: EtcdStore, mode: str, number: int, point: Path) -> bool:
-    """Have a rank fail, and the leader die of its `number`-th write after that, if it makes so many.
+    """Fail a rank; the leader dies at its `number`-th write after that. Return False if it makes fewer writes.
 
-    Returns whether it did; what is left must be one world of all members either way.
+    In both cases, assert that one world of all members remains.
     """
     keys = ClusterKeys(f"failpoints-{mode}")
     leader = await replicas.leader()
@@ -76,7 +76,7 @@ async def changed_world(replicas: Replicas, store: EtcdStore, mode: str, number:
 
 
 async def one_world(store: EtcdStore, keys: ClusterKeys, job: str, since: int, members: list[Member]) -> None:
-    """See that the keyspace was sound at every revision, and what it is now."""
+    """Assert that the keyspace was sound at every revision, and that it now has one world of all members."""
     now = await keyspace(store, keys)
     for revision in range(since + 1, now.revision + 1):
         assert check(await keyspace(store, keys, revision), keys) == [], f"revision {revision}"

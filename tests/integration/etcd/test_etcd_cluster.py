@@ -1,4 +1,4 @@
-"""The local cluster of real etcd members that development and other tests stand on."""
+"""The local cluster of real etcd members that development and other tests use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata etcd` on a real etcd: it shows what is wrong, and mends it without losing quorum."""
+"""`strata etcd` on a real etcd: it shows faults, and repairs them without loss of quorum."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFUSED = 4
 
 
 class StartAnew(Protocol):
-    """The `start_anew` fixture: starts a member as `strata etcd replace-member` says, and ends it with the test."""
+    """The `start_anew` fixture: starts a member as `replace-member` printed, and stops it after the test."""
 
     def __call__(self, cluster: EtcdCluster, lost: EtcdMember, settings: Mapping[str, str]) -> EtcdMember: ...
 
@@ -91,7 +91,7 @@ def etcd(cluster: EtcdCluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def status_until(cluster: EtcdCluster, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return what `status --json` prints once it is what is wanted: a busy machine has elections."""
+    """Return the output of `status --json` once it is as wanted; a busy machine may have elections meanwhile."""
     document: dict[str, Any] = {}
     for _ in range(30):
         document = json.loads(etcd(cluster, "status", "--json").stdout)
@@ -105,7 +105,7 @@ def member_named(cluster: EtcdCluster, name: str) -> EtcdMember:
 
 
 async def write_history(store: EtcdStore, count: int = 30) -> int:
-    """Write one key over and over: compacted, it takes no room. Return the newest revision."""
+    """Write one key many times, so that compaction frees the space; return the newest revision."""
     revision = 0
     for _ in range(count):
         written = await store.execute(Txn(success=(Put(key="/history", value=bytes(100_000)),)))
@@ -195,7 +195,7 @@ password_file = "{password}"
 quota_bytes = 20000
 """
     )
-    said = []
+    outputs = []
     for words in (
         ("etcd", "status"),
         ("etcd", "defrag", "--compact", "--stall-all"),
@@ -203,11 +203,11 @@ quota_bytes = 20000
     ):
         ran = strata(*words, "--config", str(config))
         assert ran.returncode == 0, ran.stderr
-        said.append(ran.stdout + ran.stderr)
-    assert "1 of 1 voters healthy" in said[0]
+        outputs.append(ran.stdout + ran.stderr)
+    assert "1 of 1 voters healthy" in outputs[0]
     doctor = strata("doctor", "--config", str(config))
     assert f"etcd {cluster.endpoints[0].removeprefix('https://')}" in doctor.stdout
-    assert PASSWORD not in "".join(said) + doctor.stdout + doctor.stderr
+    assert PASSWORD not in "".join(outputs) + doctor.stdout + doctor.stderr
 
 
 # -- defragmentation ----------------------------------------------------------------------------
@@ -225,7 +225,7 @@ async def test_writes_go_on_while_three_members_are_defragmented(etcd_cluster: E
                 try:
                     await store.execute(Txn(success=(Put(key="/number", value=str(number + 1).encode()),)))
                 except Unavailable:
-                    continue  # its member stalled for longer than a request may take
+                    continue  # its etcd member stalled for longer than the request's deadline
                 number += 1
             return number
 
@@ -293,8 +293,8 @@ async def test_no_space_is_mended_by_what_doctor_prints(
         assert "databases still take 90 % of the quota or more" in early.stderr
         assert f"strata etcd defrag --compact --etcd {names(cluster)}" in early.stderr
 
-        said = await asyncio.to_thread(strata, "doctor", "--etcd", names(cluster))
-        commands = re.findall(r"^\s*strata (etcd .*)$", said.stdout, re.MULTILINE)
+        output = await asyncio.to_thread(strata, "doctor", "--etcd", names(cluster))
+        commands = re.findall(r"^\s*strata (etcd .*)$", output.stdout, re.MULTILINE)
         assert len(commands) == 2
         for command in commands:
             ran = await asyncio.to_thread(strata, *shlex.split(command))
@@ -347,7 +347,7 @@ def test_replacing_goes_on_where_ctrl_c_ended_it(
     settings = settings_of(nodes.record)
     command.signal(signal.SIGINT)
     assert command.join() == INTERRUPTED
-    said = nodes.record.wait_line("this goes on with it: ")
+    line = nodes.record.wait_line("this goes on with it: ")
 
     words = ("replace-member", lost.name, "--timeout-s", "0", "--json")
     unnamed = etcd(etcd_cluster, *words)
@@ -361,7 +361,7 @@ def test_replacing_goes_on_where_ctrl_c_ended_it(
     assert document["environment"] == settings
 
     start_anew(etcd_cluster, lost, settings)
-    again = strata(*shlex.split(said.partition("strata ")[2]))
+    again = strata(*shlex.split(line.partition("strata ")[2]))
     assert again.returncode == 0, again.stderr
     assert "3 of 3 voters healthy" in again.stdout
     assert len(status_until(etcd_cluster, lambda found: found["healthy"])["members"]) == 3
@@ -382,8 +382,8 @@ def test_a_corrupt_member_is_replaced_and_its_alarm_disarmed(
     early = etcd(etcd_cluster, "alarm", "--disarm")
     assert early.returncode == REFUSED
     assert replace in early.stderr
-    said = strata("doctor", "--etcd", names(etcd_cluster))
-    first, second = re.findall(r"^\s*(strata etcd .*)$", said.stdout, re.MULTILINE)
+    output = strata("doctor", "--etcd", names(etcd_cluster))
+    first, second = re.findall(r"^\s*(strata etcd .*)$", output.stdout, re.MULTILINE)
     assert first == replace
 
     command = nodes.strata(*shlex.split(first)[1:])

@@ -1,4 +1,4 @@
-"""A member of three is killed or frozen while clients work: no read fails, and a watch tells every
+"""A member of three is killed or frozen while clients work: no read fails, and a watch delivers every
 write once and in order.
 """
 
@@ -25,7 +25,7 @@ Fault = Callable[[EtcdMember], None]
 
 
 async def connect_to(cluster: EtcdCluster, victim: EtcdMember) -> EtcdStore:
-    """Return a store that sends everything to the victim as long as that answers."""
+    """Return a store that sends every request to the victim while the victim answers."""
     ring = [victim.endpoint, *(other for other in cluster.endpoints if other != victim.endpoint)]
     store = await EtcdStore.connect(ring, timing=Timing(chance=lambda: 0.0))
     for connection in (store._connection, store._renewals):
@@ -36,7 +36,7 @@ async def connect_to(cluster: EtcdCluster, victim: EtcdMember) -> EtcdStore:
 
 
 async def create(store: EtcdStore, number: int) -> None:
-    """Write a key once; an unclear answer is followed by the same guarded transaction."""
+    """Write a key once; after an unknown outcome, repeat the same guarded transaction."""
     key = f"{PREFIX}{number:06}"
     while True:
         with contextlib.suppress(Unavailable):
@@ -51,7 +51,7 @@ async def renew_for_ever(store: EtcdStore, lease_id: int) -> None:
 
 @contextlib.asynccontextmanager
 async def reading(store: EtcdStore) -> AsyncIterator[list[int]]:
-    """Read all the time; the first error of a read fails the test at the end."""
+    """Read continuously while the body runs; the first failed read fails the test at its end."""
     revisions = [0]
 
     async def read() -> None:
@@ -136,7 +136,7 @@ async def test_without_a_majority_nothing_is_invented(etcd_cluster: EtcdCluster)
             await store.execute(Txn(success=(Put(key=PREFIX, value=b""),)))
         with pytest.raises(Unavailable):
             await store.read(Range(key=PREFIX))
-        # The leader still believes in itself for a moment, and renews: an answer proves nothing.
+        # For a moment the leader still considers itself leader and renews, so a renewal's answer proves nothing.
         with pytest.raises(Unavailable):
             await renew_for_ever(store, lease.id)
         for member in etcd_cluster.members:

@@ -1,4 +1,4 @@
-"""Reads in pages, and what etcd really does when it is full."""
+"""Reads in pages, and the real behaviour of a full etcd."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.etcd_fixtures import StartEtcd
 
 
 async def fill(store: EtcdStore, prefix: str, count: int) -> int:
-    """Write so many keys; return the last revision."""
+    """Write that many keys; return the last revision."""
     revision = 0
     for start in range(0, count, 100):
         names = range(start, min(count, start + 100))
@@ -97,16 +97,16 @@ async def test_a_full_etcd_may_say_no_and_have_written(start_etcd: StartEtcd) ->
                 try:
                     await store.execute(Txn(success=(Put(key=key, value=b"x" * 20_000),)))
                 except Unavailable as error:
-                    assert "database space exceeded" in error.message  # noqa: PT017  # all of many
+                    assert "database space exceeded" in error.message  # noqa: PT017  # any of many calls may fail
                     refused.add(key)
 
         await asyncio.gather(*map(write, range(32)))
         there = {each.key for each in (await store.read(read_prefix("/full/"))).kvs}
-        # How many of the refused are there is chance: 31 of 1,000 once, and none on a busy machine.
+        # The number of rejected keys that exist varies: 31 of 1,000 once, and none on a busy machine.
         assert refused - there
         assert [alarm.kind for alarm in await store.cluster.alarms()] == ["NOSPACE"]
 
-        # the way out: delete, compact, defragment, disarm
+        # the remedy: delete, compact, defragment, disarm
         revision = (await store.execute(Txn(success=(Delete(key="/full/", range_end="/full0"),)))).revision
         await store.compact(revision)
         await store.cluster.defragment((await store.cluster.status()).endpoint)

@@ -1,4 +1,4 @@
-"""etcd's user authentication: logging in, logging in again, and not being allowed."""
+"""etcd's user authentication: login, renewed login, and denied permissions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 30.0
 
 
 class Operator:
-    """Changes etcd's users the way an operator does, as root."""
+    """Changes etcd's users as root, like an operator."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._auth = AuthStub(channel)
@@ -55,7 +55,7 @@ class Operator:
         await self._auth.RoleGrantPermission(request, metadata=self._token)
 
     async def forget_all_tokens(self) -> None:
-        """What an expiry does to a token, for all of them and at once."""
+        """Invalidate all tokens at once, as an expiry does for one."""
         await self._auth.AuthDisable(auth_pb2.AuthDisableRequest(), metadata=self._token)
         await self._auth.AuthEnable(auth_pb2.AuthEnableRequest())
         await self.log_in()
@@ -144,7 +144,7 @@ async def test_a_login_demanded_later_of_nobody_is_told(cluster: EtcdCluster) ->
 
 @pytest.mark.usefixtures("operator")
 async def test_what_only_root_may_do(cluster: EtcdCluster) -> None:
-    """Compaction is one of them: under etcd's authentication it needs a user with that role."""
+    """Under etcd's authentication, compaction among others needs a user with the role root."""
     async with await connect(cluster) as store:
         assert store.verdict is None
         assert await store.cluster.members()
@@ -163,7 +163,7 @@ async def test_what_only_root_may_do(cluster: EtcdCluster) -> None:
 
 
 async def use_it(store: EtcdStore, watch: Watch, lease: int) -> None:
-    """Each of these is the first to find the token stale, or finds it renewed by another."""
+    """Write, read, renew and watch at once. Each call finds the token stale, or already renewed by another call."""
     revision, _, ttl_s = await asyncio.gather(
         put(store, "b"), store.read(Range(key=PREFIX)), store.keep_alive(lease)
     )

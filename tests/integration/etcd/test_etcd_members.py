@@ -1,4 +1,4 @@
-"""Members of a real cluster: seeing them, moving the lead, adding and removing."""
+"""Members of a real etcd cluster: list, move leadership, add, remove."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_members_hold_the_same(etcd_cluster: EtcdCluster) -> None:
 
 
 async def test_a_learner_comes_and_goes(start_etcd: StartEtcd) -> None:
-    # etcd refuses changes of a cluster whose members have not known each other for 5 s
+    # etcd rejects membership changes until its members have been connected for 5 s
     members = start_etcd(3, extra_args=("--strict-reconfig-check=false",))
     async with await EtcdStore.connect(members.endpoints) as store:
         cluster = store.cluster

@@ -1,4 +1,4 @@
-"""etcd is wiped, or an older snapshot is put under it, while coordinators and a rank run (PROTOCOLS 9.1)."""
+"""etcd is wiped or set back to an older snapshot while coordinators and a rank run (PROTOCOLS 9.1)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KEYS = ClusterKeys("default")
 NOTICED_S = 5.0
 SERVES_S = 10.0
 NOISE_S = 4.0
-"""What a busy machine may add."""
+"""Additional seconds on a busy machine."""
 
 
 class Etcd:
-    """The one etcd member of a cluster, and what lies below it."""
+    """The one etcd member of a cluster, and its data folder."""
 
     def __init__(self, cluster: LocalCluster, older: Path) -> None:
         self._cluster = cluster
@@ -43,14 +43,14 @@ class Etcd:
         self._older = older
 
     def keep_a_copy(self) -> None:
-        """Copy the member's data, while it is down."""
+        """Stop the member, copy its data, and start it again."""
         self._member.stop()
         shutil.copytree(self._member.data, self._older)
         self._member.start()
         self._cluster.etcd.wait_healthy()
 
     def swap(self, how: str) -> None:
-        """Put the copy under etcd, or nothing at all."""
+        """Restart etcd on the older copy, or on no data."""
         self._member.kill()
         shutil.rmtree(self._member.data)
         if how == "older":
@@ -59,7 +59,7 @@ class Etcd:
         self._cluster.etcd.wait_healthy()
 
     def apply(self, *operations: Operation, times: int = 1) -> None:
-        """Do what an operator's command does, in one transaction."""
+        """Apply an operator's operations in one transaction, `times` times."""
 
         async def apply() -> None:
             async with await EtcdStore.connect(self._cluster.etcd.endpoints) as store:
@@ -83,12 +83,12 @@ def etcd(cluster: LocalCluster, tmp_path: Path) -> Etcd:
 def rank(cluster: LocalCluster, job: str) -> Iterator[strata.RankClient]:
     client = strata.connect(cluster.endpoints, job=job, worker_id="w", min_workers=1, timeout_s=LIMIT_S)
     yield client
-    with contextlib.suppress(errors.Preempted):  # it was served by a cluster that is gone
+    with contextlib.suppress(errors.Preempted):  # the cluster that served it no longer exists
         client.close()
 
 
 def ready(coordinator: LocalCoordinator) -> tuple[bool, str]:
-    """Return what its probe says, and why."""
+    """Return whether the coordinator's probe is ready, and the reason."""
     connection = http.client.HTTPConnection(coordinator.http, timeout=2)
     try:
         connection.request("GET", "/readyz")
@@ -116,7 +116,7 @@ def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way
 ) -> None:
     etcd.keep_a_copy()
     for _ in range(3):
-        rank.barrier("b")  # what the copy does not have
+        rank.barrier("b")  # writes that the copy lacks
     uid = rank._session.token.uid
     etcd.swap(how)
 
@@ -135,7 +135,7 @@ def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way
         client.status()
     with pytest.raises(errors.Unavailable, match="etcd was restored or replaced at"):
         rank.call(GetWorldRequest(job=job), timeout_s=4)
-    rank.check()  # its session waits: nothing of the rank has ended
+    rank.check()  # the session waits; the rank has not ended
 
     restoring = encode(Restoring(who="a test", since_unix_ms=0))
     etcd.apply(Put(key=KEYS.restoring, value=restoring), Delete(key=KEYS.uid))
@@ -175,7 +175,7 @@ def test_a_replica_that_starts_on_an_older_snapshot_says_so_to_members_that_know
 ) -> None:
     etcd.keep_a_copy()
     uid = rank._session.token.uid
-    etcd.apply(Put(key="/elsewhere", value=b""), times=100)  # more than new replicas write
+    etcd.apply(Put(key="/elsewhere", value=b""), times=100)  # more revisions than new replicas write
     rank.barrier("b")
     rank.call(GetWorldRequest(job=job))
     for each in cluster.coordinators:

@@ -1,4 +1,4 @@
-"""TLS with real etcd: it works, and what is wrong with a set-up is said."""
+"""TLS with real etcd: it works, and the error names the fault of an invalid set-up."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ async def test_a_stranger_among_etcds_is_found_out(
     cluster: EtcdCluster, identity: EtcdTls, tmp_path: Path
 ) -> None:
     stranger = TlsConfig(ca_file=Authority(tmp_path).ca, cert_file=identity.cert, key_file=identity.key)
-    with pytest.raises(ConfigError, match="handshake failed") as told:
+    with pytest.raises(ConfigError, match="handshake failed") as caught:
         await EtcdStore.connect(cluster.endpoints, tls=stranger, timing=SHORT)
-    assert "authority" in told.value.hint
+    assert "authority" in caught.value.hint
 
 
 async def test_a_name_that_the_certificate_does_not_have_is_refused(
@@ -80,9 +80,9 @@ async def test_a_name_of_the_certificate_may_stand_for_the_address(
 
 
 async def test_etcd_wants_a_certificate_of_ours(cluster: EtcdCluster, identity: EtcdTls) -> None:
-    with pytest.raises(StrataError) as told:
+    with pytest.raises(StrataError) as caught:
         await EtcdStore.connect(cluster.endpoints, tls=TlsConfig(ca_file=identity.ca), timing=SHORT)
-    assert isinstance(told.value, ConfigError | Unavailable)
+    assert isinstance(caught.value, ConfigError | Unavailable)
 
 
 async def test_plaintext_is_not_spoken(cluster: EtcdCluster) -> None:
@@ -94,7 +94,7 @@ async def test_plaintext_is_not_spoken(cluster: EtcdCluster) -> None:
 
 
 async def test_replaced_files_are_used_for_the_next_connection(start_etcd: StartEtcd, tmp_path: Path) -> None:
-    """The certificate of the first connection expires; nobody restarts anything."""
+    """The client uses replaced certificate and CA files for its next connection, without a restart."""
     authority = Authority(tmp_path)
     cert, key = authority.issue("etcd")
     own_cert, own_key = authority.issue("client")
@@ -107,7 +107,7 @@ async def test_replaced_files_are_used_for_the_next_connection(start_etcd: Start
         stranger = Authority(other)
         theirs = stranger.issue("etcd")
         new = stranger.issue("client")
-        # etcd moves to another authority; a client with the old files is a stranger to it
+        # etcd moves to another authority and rejects a client with the old files
         await asyncio.to_thread(running.members[0].kill)
         for source, target in zip((*theirs, stranger.ca), (cert, key, authority.ca), strict=True):
             target.write_bytes(source.read_bytes())

@@ -1,4 +1,4 @@
-"""Watches on real etcd: what only large, idle or compacted stores show."""
+"""Watches on real etcd: behaviour that only large, idle or compacted stores show."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_fragments_are_joined_to_whole_revisions(
             names = (f"{prefix}{number:02}/{part}" for part in range(keys))
             revision = await put(store, *names, value=b"x" * 25_000)
             first = first or revision
-        # catching up on 5 MB, etcd sends several revisions in one answer, cut anywhere
+        # catching up on 5 MB, etcd puts several revisions in one response and splits responses anywhere
         seen: list[str] = []
         async with store.watch(prefix, prefix_end(prefix), start_revision=first) as watch:
             while len(seen) < keys * revisions:
@@ -66,7 +66,7 @@ async def test_fragments_are_joined_to_whole_revisions(
 
 
 async def test_an_idle_watch_from_the_future_hears_of_progress(start_etcd: StartEtcd) -> None:
-    """etcd answers no progress request of a watch that starts after the newest revision."""
+    """etcd does not answer the progress request of a watch that starts after the newest revision."""
     cluster = start_etcd()
     timing = Timing(progress_s=0.05)
     async with await EtcdStore.connect(cluster.endpoints, timing=timing) as store:
@@ -108,7 +108,7 @@ async def test_compaction_of_nothing_it_missed_is_survived(start_etcd: StartEtcd
         async with await EtcdStore.connect(cluster.endpoints) as other:
             second = await put(other, "k")
             third = await put(other, "k")
-            # everything after the position is still there, the position itself is not
+            # compaction removes the watch's position, but no revision after it
             await other.compact(second)
         revisions: list[int] = []
         while len(revisions) < 2:
@@ -122,7 +122,7 @@ async def test_a_slow_reader_loses_nothing(etcd: EtcdCluster) -> None:
         first = await put(store, prefix + "0000")
         async with store.watch(prefix, prefix_end(prefix), start_revision=first) as watch:
             await batch_with_events(watch)
-            # far more than the stream's window and etcd's buffer hold while nobody reads
+            # far more than the stream's window and etcd's buffer hold while the watch is not read
             for number in range(1, count):
                 await put(store, f"{prefix}{number:04}", value=b"x" * 20_000)
             seen: list[str] = []

@@ -19,7 +19,7 @@ ENDPOINTS = "host1:50051,host2:50051,host3:50051"
 
 
 def run(which: str, cluster: LocalCluster, job: str) -> list[str]:
-    """Run the one example that names `which`, in a process of its own; return what it printed."""
+    """Run the one example that contains `which` in its own process; return its output."""
     (block,) = [block for block in BLOCKS if which in block]
     assert ENDPOINTS in block
     code = block.replace(ENDPOINTS, cluster.endpoints).replace('"notes"', repr(job))

@@ -1,4 +1,4 @@
-"""The HTTP side of real replicas: probes, metrics, and clients that mean no good."""
+"""The HTTP side of real replicas: probes, metrics, and hostile clients."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def test_a_port_that_is_taken_is_a_clear_error(etcd: EtcdCluster, tmp_path: Path
             log=tmp_path / "log",
         )
         assert child.join(LIMIT_S) == 2
-    said = child.tail()
-    assert f"cannot serve HTTP at 127.0.0.1:{port}: Address already in use" in said
-    assert "--http" in said
-    assert "Traceback" not in said
+    output = child.tail()
+    assert f"cannot serve HTTP at 127.0.0.1:{port}: Address already in use" in output
+    assert "--http" in output
+    assert "Traceback" not in output
 
 
 def test_it_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, record: Record) -> None:
@@ -118,7 +118,7 @@ def test_it_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, record: Record)
     address = record.wait_one("replica_registered")["address"]
     with CoordinatorClient.connect(address) as client:
         late_s = time.monotonic() + LIMIT_S
-        while not (there := client.status().replicas):  # its view follows etcd
+        while not (there := client.status().replicas):  # its view lags behind etcd
             assert time.monotonic() < late_s
         assert [r.http_address for r in there] == [""]
     assert not record.of("http_serves")
@@ -134,14 +134,14 @@ def test_clients_that_hold_on_hold_nothing_up(start_cluster: StartCluster) -> No
     with contextlib.ExitStack() as held:
         for _ in range(300):
             connection = held.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT_S))
-            with contextlib.suppress(OSError):  # those above the limit are closed at once
+            with contextlib.suppress(OSError):  # the replica closes connections above the limit at once
                 connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         deadline = time.monotonic() + LIMIT_S
         while len(list(Path(f"/proc/{coordinator.child.pid}/fd").iterdir())) > 64 + 64:
             assert time.monotonic() < deadline, "the connections above the limit stay open"
         with CoordinatorClient.connect(coordinator.address) as client:
             assert client.status().leader
-        while True:  # those that were held end, and whoever comes then is served
+        while True:  # held connections end, and then new clients are served
             with contextlib.suppress(OSError):
                 if fetch(coordinator.http, "/healthz") == (200, "ok\n"):
                     break
@@ -157,7 +157,7 @@ def test_a_signal_is_the_replicas_and_ends_it_in_order(start_cluster: StartClust
         idle.sendall(b"GET /readyz HTTP/1.1\r\n")
         coordinator.child.request_stop()
         assert coordinator.child.join(LIMIT_S) == 0
-    said = coordinator.log.read_text()
-    assert said.count('"signalled"') == 1
-    assert '"coordinator_ended"' in said
-    assert "Traceback" not in said
+    output = coordinator.log.read_text()
+    assert output.count('"signalled"') == 1
+    assert '"coordinator_ended"' in output
+    assert "Traceback" not in output

@@ -1,4 +1,4 @@
-"""The page away from loopback: TLS, who may look, and a certificate that is replaced meanwhile."""
+"""The status page on a non-loopback address: TLS, authorization, and a certificate replaced while it serves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def served(config: CoordinatorConfig) -> AsyncIterator[str]:
 async def ask(
     url: str, authority: Authority, client: tuple[Path, Path] | None = None, **headers: str
 ) -> tuple[int, str, str]:
-    """Return the code, the body, and what the server's certificate is called."""
+    """Return the status code, the body, and the WWW-Authenticate header of a refusal."""
     context = ssl.create_default_context(cafile=str(authority.ca))
     if client is not None:
         context.load_cert_chain(*client)
@@ -128,9 +128,9 @@ async def test_a_token_may_look_as_bearer_or_as_a_password(authority: Authority,
         assert (await ask(f"{url}/status", authority, Authorization=f"Bearer {token}"))[0] == 200
         assert (await ask(f"{url}/status", authority, Authorization=f"Basic {basic}"))[0] == 200
         for wrong in ("Bearer x", "Basic x", "Basic eA==", "Digest x", ""):
-            code, said, asks = await ask(f"{url}/status", authority, Authorization=wrong)
+            code, body, asks = await ask(f"{url}/status", authority, Authorization=wrong)
             assert code == 401
-            assert token not in said
+            assert token not in body
             assert asks.startswith("Basic")
 
 

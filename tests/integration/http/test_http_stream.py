@@ -1,4 +1,4 @@
-"""Streams of the HTTP API on sockets: a reader that stops reading is cut off, and nobody else notices."""
+"""HTTP API streams on sockets: the replica cuts off a client that stops reading, and serves the others as before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.dashboard.rig import Shown, anybody
 JOBS = 8
 RANKS = 1000
 FILL_S = 20.0
-"""Kernels buffer megabytes for a reader before its connection takes no more."""
+"""Time to fill the kernel's buffers of megabytes before the connection blocks."""
 SHARES = shares(descriptors=4096, most=1000, per_address=1000)
 
 
@@ -44,7 +44,7 @@ async def served(shown: Shown) -> AsyncIterator[tuple[str, int]]:
 
 
 def stuck(address: tuple[str, int], paths: list[str]) -> socket.socket:
-    """Ask for a stream, of which nothing is ever read."""
+    """Request a stream and never read from it."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.connect(address)
@@ -54,9 +54,9 @@ def stuck(address: tuple[str, int], paths: list[str]) -> socket.socket:
 
 
 def reset_within(connection: socket.socket, limit_s: float) -> bool:
-    """Tell whether the other side aborted a connection, of which nothing is read."""
+    """Return True if the server aborts this unread connection within the limit."""
     poll = select.poll()
-    poll.register(connection, 0)  # errors and the end only
+    poll.register(connection, 0)  # reports errors and hang-ups only
     return any(what & (select.POLLERR | select.POLLHUP) for _fd, what in poll.poll(1000 * limit_s))
 
 
@@ -73,11 +73,11 @@ async def test_a_reader_that_is_stuck_is_cut_off_and_others_are_served() -> None
         connection = stuck(address, [f"/jobs/job-{job}/ranks" for job in range(JOBS)])
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /api/v1/stream?watch=/cluster HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard: list[float] = []
+        received_at: list[float] = []
 
         async def listen() -> None:
             while await reader.read(1 << 16):
-                heard.append(time.monotonic())
+                received_at.append(time.monotonic())
 
         listening = asyncio.create_task(listen())
         try:
@@ -89,6 +89,7 @@ async def test_a_reader_that_is_stuck_is_cut_off_and_others_are_served() -> None
             connection.close()
             listening.cancel()
             writer.transport.abort()
-    gaps = [after - before for before, after in itertools.pairwise(heard)]
-    assert len(heard) > took_s - 2
-    assert max(gaps) < SEND_S / 2, "the other stream went on"  # else it had waited with the one that is stuck
+    gaps = [after - before for before, after in itertools.pairwise(received_at)]
+    assert len(received_at) > took_s - 2
+    # a larger gap means that the other stream waited for the stuck one
+    assert max(gaps) < SEND_S / 2, "the other stream went on"

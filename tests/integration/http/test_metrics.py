@@ -1,4 +1,4 @@
-"""`/metrics` after traffic that is known, and against its page in docs/."""
+"""`/metrics` after known traffic, and compared with its page in docs/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Value = Callable[..., float]
 
 @pytest.fixture(scope="module")
 def busy(start_cluster: StartCluster) -> LocalCluster:
-    """A cluster of this module's own, so that what it counts is known."""
+    """A cluster of this module's own, so that its counts are known."""
     return start_cluster(coordinators=3)
 
 
@@ -51,7 +51,7 @@ def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, t
     job = {"job": nodes.job}
 
     def of_saves(name: str, **labels: str) -> list[float]:
-        """Return what each replica has now: the module's cluster has had no other save of this kind."""
+        """Return each replica's value; the module's cluster has had no other save of this kind."""
         samples = [scrape(c.http) for c in busy.coordinators]
         key = name, frozenset({"backend": "file", "type": "full", **labels}.items())
         return [each.get(key, 0.0) for each in samples]
@@ -59,7 +59,7 @@ def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, t
     def grown(name: str, **labels: str) -> list[float]:
         return [now(name, **labels) - then(name, **labels) for then, now in zip(before, after, strict=True)]
 
-    # and the one that the generation joins at, and those at which the ranks compare what they save
+    # plus the barrier at which the generation joins, and those at which ranks compare their saves
     rounds = STEPS + 1 + STEPS // EVERY
     assert grown("strata_barrier_rounds_total", result="released") == [rounds] * 3, "each replica sees each"
     assert grown("strata_barrier_rounds_total", result="broken") == [0] * 3

@@ -1,4 +1,4 @@
-"""Children end with their parent, however it ends, and so do the children's own children."""
+"""Children and their descendants end with the parent, however the parent ends."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ from strata.processes.children import Child
 from strata.processes.spawner import spawner
 
 LIMIT_S = 10.0
-# A leader with one child of its own; says both ids, then waits.
+# A process-group leader with one child; it prints both ids, then waits.
 FAMILY = "sleep 1000 & echo $$ $!; wait"
 
 
 def wait_gone(pid: int) -> None:
-    """Return once no such process runs (a zombie counts as gone)."""
+    """Return once no such process runs (a zombie counts as ended)."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -39,7 +39,7 @@ def wait_gone(pid: int) -> None:
 
 @contextlib.contextmanager
 def started(script: str, *, mode: str = "-c") -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Run a Python program as the parent under test; yield it and the ids in its first line."""
+    """Run a Python program as the parent under test; yield its process and the ids in its first line."""
     parent = subprocess.Popen([sys.executable, mode, script], stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout is not None
@@ -137,7 +137,7 @@ def test_a_frozen_child_does_nothing_until_it_is_resumed(tmp_path: Path) -> None
         assert (tmp_path / "log").stat().st_size == size
         child.resume()
     child.kill()
-    child.pause()  # of one that has ended: nothing
+    child.pause()  # does nothing to a child that has ended
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])

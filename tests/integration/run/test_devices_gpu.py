@@ -1,4 +1,4 @@
-"""A real driver's devices, where there are any."""
+"""Devices of a real driver, on machines that have some."""
 
 from __future__ import annotations
 

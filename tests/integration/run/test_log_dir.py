@@ -1,4 +1,4 @@
-"""`strata run --log-dir`: each rank's output in a file of its own, also of a process that had imported before."""
+"""`strata run --log-dir`: each rank's output in its own file, also for a prestarted (warm) process."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ client.close()
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Return this process's, with the links to folders of output where only this test finds them."""
+    """Return this process's environment, with the links to output folders below the test's own folder."""
     return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
 def evidence(client: CoordinatorClient, job: str) -> Any:
-    """Return what is shown of rank 1, once it has written both lines and its stack is known."""
+    """Return the status resource of rank 1 once it has both lines of output and a stack."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(NotFound):
@@ -62,7 +62,7 @@ def evidence(client: CoordinatorClient, job: str) -> Any:
 
 
 def crashed_rank(client: CoordinatorClient, job: str) -> Any:
-    """Return what is shown of rank 1 once it runs again."""
+    """Return the status resource of rank 1 once it runs in generation 2."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(NotFound):

@@ -1,4 +1,4 @@
-"""Preemption of a real job: one common step, saved by all, and exit codes a scheduler understands."""
+"""Preemption of a real job: all ranks save and stop after one step, with exit codes for schedulers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.cluster_fixtures import RANKS, Nodes
 from tests.processes import LIMIT_S, Event, Record, Talker
 
 pytestmark = pytest.mark.timeout(300)
-"""It only ends what hangs: most tests start several worlds, one after the other."""
+"""The limit only ends a test that hangs: most tests start several worlds in sequence."""
 ROUNDS = 20
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Training:
-    """A job of three ranks on one or three nodes, started as often as a scheduler would."""
+    """A job of three ranks on one or three nodes, restarted as a scheduler does."""
 
     def __init__(self, cluster: LocalCluster, nodes: Nodes, record: Record, folder: Path) -> None:
         self._cluster = cluster
@@ -32,18 +32,18 @@ class Training:
         self._heard = 0
 
     def ask(self, *words: str) -> None:
-        """Run a command of `strata jobs` about this job, which must succeed."""
+        """Run a `strata jobs` command for this job; assert that it succeeds."""
         asking = self._nodes.strata(
             "jobs", words[0], self._nodes.job, *words[1:], "-e", self._cluster.endpoints, name="jobs"
         )
         assert asking.join() == 0
 
     def standalone(self, number: int, count: int, **environment: str) -> Talker:
-        """Start one of `count` trainers that no agent runs."""
+        """Start one of `count` standalone trainers."""
         return self._python("stopping", count, STRATA_WORKER_ID=f"standalone-{number}", **environment)
 
     def rounds(self, rounds: int, count: int) -> Talker:
-        """Start `count` such trainers again whenever all have ended, so many times."""
+        """Start `count` standalone trainers `rounds` times, each time after all have ended."""
         return self._python("rounds", count, "--rounds", str(rounds))
 
     def _python(self, script: str, count: int, *words: str, **environment: str) -> Talker:
@@ -56,7 +56,7 @@ class Training:
         )
 
     def mark(self, *, after: Event | None = None) -> None:
-        """Hear from here on only what is said from now on, or after that event."""
+        """Make `heard` ignore all events until now, or up to and including the event `after`."""
         events = self._record.events
         self._heard = len(events) if after is None else events.index(after) + 1
 
@@ -67,7 +67,7 @@ class Training:
         needed: int | None = None,
         arguments: tuple[str, ...] = (),
     ) -> list[Talker]:
-        """Start a node with so many ranks each; the job needs all of them, or `needed`."""
+        """Start one node for each number of slots; the job needs all nodes, or `needed`."""
         self.mark()
         size = ("--min-workers", str(needed or len(slots)), "--no-warm", *options)
         return [
@@ -82,7 +82,7 @@ class Training:
         ]
 
     def heard(self, kind: str, *, count: int = 3) -> list[Event]:
-        """Return `count` events of one kind since the last start, by rank."""
+        """Return at least `count` events of one kind since the last mark, sorted by rank."""
 
         def enough(events: list[Event]) -> list[Event]:
             chosen = [e for e in events[self._heard :] if e["event"] == kind]
@@ -98,7 +98,7 @@ def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 
 
 def stopped_together(events: list[Event]) -> int:
-    """Return the one step after which all these ranks stopped, having trained alike."""
+    """Assert that all ranks stopped after one step with the same sum; return that step."""
     (step,) = {event["step"] for event in events}
     assert all(event["sum"] == step * (step + 1) / 2 for event in events)
     return int(step)
@@ -106,7 +106,7 @@ def stopped_together(events: list[Event]) -> int:
 
 @pytest.mark.journey
 def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
-    """Twenty times in a row, each going on from the very step at which the one before stopped."""
+    """Each of twenty runs in a row starts at exactly the step at which the run before stopped."""
     trainers = training.rounds(ROUNDS, 3)
     saved = 0
     for number in range(ROUNDS):
@@ -122,7 +122,7 @@ def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: 
 
 
 def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> None:
-    """Under `strata run`, with a signal that says soon and one that says now."""
+    """Under `strata run`, with SIGTERM, and with SIGUSR1, by which schedulers give early notice."""
     saved = 0
     for number in SIGNALS:
         (node,) = training.start(3)
@@ -135,7 +135,7 @@ def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> No
 
 
 def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) -> None:
-    """Each time the others, or the next ones, go on from the step at which all had stopped."""
+    """Each time the remaining or next ranks go on from the step at which all had stopped."""
     nodes = training.start(1, 1, 1, options=("--max-workers", "3"), needed=2)
     training.heard("training")
 
@@ -162,7 +162,7 @@ def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) 
 def test_ranks_that_ask_their_manager_stop_together_under_an_agent(
     training: Training, cluster: LocalCluster, nodes: Nodes, tmp_path: Path
 ) -> None:
-    """`should_save` and `reached_preemption` say yes to all at the same step, and no signal comes before."""
+    """`should_save` and `reached_preemption` return True on all ranks at the same step, before any signal."""
     reached = 0
     for _ in range(2):
         training.mark()
@@ -191,7 +191,7 @@ def test_trainers_without_an_agent_stop_together_too(training: Training) -> None
 def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_failed(
     training: Training, cluster: LocalCluster, job: str
 ) -> None:
-    """Each of them says that only it must leave; the third one ends with its generation."""
+    """Each of the two reports that only its own member must leave; the third trainer ends with its generation."""
     started = [training.standalone(number, 3, STRATA_TRAIN_PREEMPT="member") for number in range(3)]
     training.heard("training")
     for trainer in started[:2]:
@@ -199,10 +199,10 @@ def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_f
     assert [trainer.join() for trainer in started[:2]] == [75, 75]
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
         client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.world.generation > 1))
-        told = client.generations()
-    assert told[0].world.forming
-    assert [each.failure for each in told] == [False] * len(told)
-    assert "drained: SIGTERM to rank" in told[-2].world.reason
+        generations = client.generations()
+    assert generations[0].world.forming
+    assert [each.failure for each in generations] == [False] * len(generations)
+    assert "drained: SIGTERM to rank" in generations[-2].world.reason
     assert started[2].join() == 75
 
 
@@ -227,7 +227,7 @@ def test_a_script_that_ends_well_after_it_was_preempted_has_not_finished_the_job
 def test_workers_survive_a_signal_to_the_whole_group(
     nodes: Nodes, record: Record, tmp_path: Path, method: str
 ) -> None:
-    """The rank draws its last batches from them, saves, and then they end by themselves."""
+    """The rank draws its last batches from the workers and saves; then the workers end by themselves."""
     rank = nodes.start(
         *(sys.executable, str(RANKS / "loading.py"), "--storage", str(tmp_path), "--method", method),
         name="rank",
@@ -236,5 +236,5 @@ def test_workers_survive_a_signal_to_the_whole_group(
     assert len(record.wait_one("training")["workers"]) == 1
     os.killpg(rank.pid, signal.SIGTERM)
     assert rank.join() == 75
-    record.wait_one("preempted")  # and not an error that the worker was killed
+    record.wait_one("preempted")  # not an error about a killed worker
     rank.wait_quiet()

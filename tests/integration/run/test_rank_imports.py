@@ -1,4 +1,4 @@
-"""What a rank of an agent imports, and what it bears: no grpc of Strata's own, and any grpc of the user's."""
+"""Strata imports no grpc in a rank under an agent, and the user may import grpc at any time."""
 
 from __future__ import annotations
 

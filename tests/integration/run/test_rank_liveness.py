@@ -1,6 +1,6 @@
-"""Which ranks their agent takes for dead, under `strata run` with the library: rules 3 and 4 of a rank's liveness.
+"""Ranks that their agent considers dead under `strata run` with the library: rules 3 and 4 of rank liveness.
 
-`tests/unit/agent/health/test_liveness.py` tests the watch by itself.
+`tests/unit/agent/health/test_liveness.py` tests the agent's liveness watch alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.processes import Event, Record
 
 DETECT_S = 5.0
 LONG_DETECT_S = 15.0
-"""An agent that is frozen for 6 s keeps its membership."""
+"""Long enough that an agent frozen for 6 s keeps its membership."""
 SHORT_DETECT_S = 1.0
 NOISE_S = 1.0
-"""What a busy machine may add."""
+"""Additional seconds on a busy machine."""
 CORE_MB = 2048
 SLOTS = ("--slots", "2")
 DEBUGGER = str(Path(debugger.__file__))
@@ -47,14 +47,14 @@ def quick(start_cluster: StartCluster) -> LocalCluster:
 
 
 def started(nodes: Nodes, cluster: LocalCluster) -> list[Event]:
-    """Return what two ranks said at their start, once they make steps."""
+    """Return the start events of two ranks once both make steps."""
     nodes.run(cluster.endpoints, "steps", options=SLOTS)
     nodes.record.wait("step", step=3, count=2)
     return nodes.record.of("start")
 
 
 def nobody_died(record: Record) -> None:
-    """Both ranks still make steps, in their first generation."""
+    """Assert that both ranks still make steps in their first generation."""
     step = max(event["step"] for event in record.of("step"))
     record.wait("step", step=step + 3, count=2)
     assert record.of("rank.killed") == record.of("rank.dumps_core") == []
@@ -113,7 +113,10 @@ def test_a_rank_that_holds_the_gil_for_a_minute_goes_on(
 def test_an_agent_that_is_frozen_for_6_s_kills_no_rank(
     patient: LocalCluster, nodes: Nodes, record: Record, stopped_s: float
 ) -> None:
-    """A rank is stopped so long before that and after it: 16 s in all, but the agent saw neither span reach 15 s."""
+    """A rank is stopped from `stopped_s` before the agent's freeze to `stopped_s` after it.
+
+    With 5 s these are 16 s in all, but the agent observes no span of 15 s.
+    """
     victim = started(nodes, patient)[0]["pid"]
     if stopped_s:
         os.kill(victim, signal.SIGSTOP)

@@ -84,7 +84,7 @@ def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: N
 def test_three_unsuccessful_generations_fail_the_job_for_good(
     cluster: LocalCluster, nodes: Nodes, word: str
 ) -> None:
-    """A process that was killed; and one that fails by itself, but not before its first step."""
+    """With a process that is killed, and with one that fails by itself after its first step."""
     arguments = (word, "9") if word == "--signal" else (word, "7", "--step")
     status = 128 + signal.SIGKILL if word == "--signal" else 7
     node = nodes.run(
@@ -187,9 +187,9 @@ def test_a_command_that_does_not_exist_is_a_usage_error(
 )
 @pytest.mark.journey
 def test_wrong_usage_is_2_without_a_traceback(words: tuple[str, ...]) -> None:
-    code, said = run_strata(*words)
-    assert code == 2, said
-    assert "Traceback" not in said
+    code, output = run_strata(*words)
+    assert code == 2, output
+    assert "Traceback" not in output
 
 
 def test_the_two_dashes_may_be_left_out(cluster: LocalCluster, nodes: Nodes) -> None:

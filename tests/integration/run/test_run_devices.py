@@ -1,4 +1,4 @@
-"""A device that fails for good takes its node out of the job, and the others go on."""
+"""A permanently failed device removes its node from the job; the other nodes go on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WELL = {"name": "NVIDIA H200", "uuid": "GPU-a", "temperature_c": 41, "ecc_uncorr
 
 
 def put(file: Path, *devices: dict[str, Any]) -> None:
-    """Let the host of that file have these devices from now on."""
+    """Set the devices of the host that reads this file."""
     fresh = file.with_suffix(".new")
     fresh.write_text(json.dumps({"devices": devices}))
     fresh.rename(file)
 
 
 def host(file: Path) -> dict[str, str | None]:
-    """Return the environment of a node that has the devices of a file."""
+    """Return the environment of a node whose devices are those in the file."""
     return {
         "PYTHONPATH": os.pathsep.join((str(ROOT / "tests" / "fake_nvml"), str(ROOT))),
         "FAKE_NVML": str(file),
@@ -49,9 +49,9 @@ def test_a_device_that_fails_drains_its_member(cluster: LocalCluster, nodes: Nod
     assert not nodes.record.of("devices.none"), "a host without hardware says nothing of it"
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         nodes.record.until("the devices at a replica", lambda _: devices(client, "b"))
-        (told, _other) = devices(client, "b")
-        assert (told.name, told.temperature_c, told.fault) == ("NVIDIA H200", 41, "")
-        assert not told.HasField("power_mw")
+        (device, _other) = devices(client, "b")
+        assert (device.name, device.temperature_c, device.fault) == ("NVIDIA H200", 41, "")
+        assert not device.HasField("power_mw")
         assert devices(client, "a") == []
     shown("41 °C", "members", "--endpoints", cluster.endpoints, "--job", nodes.job, "--devices")
     put(sick, WELL, {**WELL, "xids": [79]})
@@ -71,5 +71,5 @@ def test_a_node_whose_device_has_failed_does_not_join(
     put(sick, WELL, {"handle_error": 15})
     node = nodes.run(cluster.endpoints, "plain", env=host(sick))
     assert node.join() == 4
-    said = nodes.record.wait_line("is not to be trained on")
-    assert "device 1 of this node" in said
+    line = nodes.record.wait_line("is not to be trained on")
+    assert "device 1 of this node" in line

@@ -1,4 +1,4 @@
-"""`strata run` removes the temporary folder of a supervisor that was killed, and not that of its neighbour."""
+"""`strata run` removes the temporary folder of a killed agent, but not that of a live agent beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.processes import Record
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A temporary folder with a name short enough for a socket in it."""
+    """A temporary folder whose path is short enough for a socket in it."""
     with tempfile.TemporaryDirectory(prefix="f") as folder:
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""Ranks and whole nodes that die: a new generation, the same places, nothing left behind."""
+"""Ranks and whole nodes die: a new generation starts in the same places, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ QUICK = ("--settle-s", "0.2")
 
 
 def started(record: Record, generation: int, count: int) -> dict[int, Event]:
-    """Return the starts of one generation by rank, once all are there."""
+    """Return the start events of one generation by rank, once all are recorded."""
     return {e["rank"]: e for e in record.wait("start", count=count, generation=generation)}
 
 
 def finish(until: Path, *nodes: Talker) -> None:
-    """Let the ranks end, and check that all nodes end well with nothing left."""
+    """Let the ranks end; assert that all nodes exit with 0 and leave no process."""
     until.touch()
     assert [node.join() for node in nodes] == [0] * len(nodes)
     for node in nodes:
@@ -170,7 +170,7 @@ def test_a_node_that_leaves_in_order_shrinks_the_world_at_once(
 def test_an_agent_started_again_at_once_takes_its_name_back(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """As a service manager does; the old one's death may not even be known yet."""
+    """A service manager restarts it at once, perhaps before the old agent's death is detected."""
     until = tmp_path / "until"
     steps = ("steps", "--until", str(until))
     two = ("--min-workers", "2")

@@ -1,4 +1,4 @@
-"""Signals to `strata run`: handed on, obeyed, and never an orphan."""
+"""Signals to `strata run` are forwarded and obeyed, and leave no orphaned process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.processes import Record
 
 @pytest.fixture(autouse=True)
 def usual_signals() -> Iterator[None]:
-    """Let programs start with the usual signals, also when these tests run below nohup or in the background."""
+    """Start programs with the default signal handlers, even if the tests run under nohup or in the background."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
     yield
     for number, handler in before.items():
@@ -64,7 +64,7 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace(
 
 
 def test_ctrl_c_of_a_terminal_ends_all(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
-    """The terminal sends it to the whole foreground group, which the ranks have left."""
+    """The terminal sends SIGINT to the foreground process group, which does not include the ranks."""
     node = nodes.run(cluster.endpoints, "plain", "--wait")
     record.wait_one("start")
     os.killpg(node.pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A rank that lives and does nothing: named with its stack by every replica, and evicted if asked for."""
+"""A stalled rank is named with its stack by every replica, and evicted if configured."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from tests.cluster_fixtures import Nodes, StartCluster, shown
 from tests.processes import LIMIT_S
 
 OPTIONS = ("--slots", "3", "--stall-limits", "step=4")
-"""Longer than a rank on a busy machine stands still for no fault of its own."""
+"""A limit longer than a healthy rank stalls on a busy machine."""
 
 
 def stalled(endpoint: str, job: str) -> dict[int, RankProgress]:
-    """Return the ranks that stand still, once the replica at `endpoint` names all three."""
+    """Return the stalled ranks once the replica at `endpoint` names all three."""
     deadline = time.monotonic() + LIMIT_S
     with CoordinatorClient.connect(endpoint, job=job) as client:
         while True:
-            said = [rank for member in client.members() for rank in member.ranks]
-            found = {rank.rank: rank for rank in said if rank.stalled_ms}
+            ranks = [rank for member in client.members() for rank in member.ranks]
+            found = {rank.rank: rank for rank in ranks if rank.stalled_ms}
             if len(found) == 3:
                 return found
-            assert time.monotonic() < deadline, said
-            time.sleep(0.05)  # another process: a second until the peers are told
+            assert time.monotonic() < deadline, ranks
+            time.sleep(0.05)  # the report reaches the peers within a second
 
 
 def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, nodes: Nodes) -> None:
     nodes.run(cluster.endpoints, "hanging", options=OPTIONS)
     nodes.record.wait_one("hangs")
-    told = nodes.record.wait("rank.stalled", count=3)
-    assert {event["rank"]: "fetch_from_a_dead_disk" in event["stack"] for event in told} == {
+    events = nodes.record.wait("rank.stalled", count=3)
+    assert {event["rank"]: "fetch_from_a_dead_disk" in event["stack"] for event in events} == {
         0: False,
         1: True,
         2: False,
@@ -75,7 +75,7 @@ def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes
 def test_a_job_that_stands_still_goes_on_after_a_pause_without_a_save(
     cluster: LocalCluster, nodes: Nodes
 ) -> None:
-    """By the commands of docs/operate/stuck-job.md."""
+    """The test runs the commands of docs/operate/stuck-job.md."""
     node = nodes.run(cluster.endpoints, "hanging", options=OPTIONS)
     nodes.record.wait("rank.stalled", count=3)
     where = ("--endpoints", cluster.endpoints)
@@ -97,7 +97,7 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         while not (diagnosis := said_of(client)).startswith("rank 2 on host "):
             assert time.monotonic() < deadline, diagnosis
-            time.sleep(0.05)  # another process: until it has done a few steps
+            time.sleep(0.05)  # until the rank has made a few steps
         (member,) = client.members()
     own_us = {rank.rank: rank.median_step_us for rank in member.ranks}
     assert own_us[2] > 100_000 > max(own for rank, own in own_us.items() if rank != 2), (
@@ -123,38 +123,39 @@ def test_a_rank_whose_loader_blocks_and_one_that_is_stopped_are_named_before_tha
     trains = nodes.record.wait("trains", count=4)
     with CoordinatorClient.connect(patient.endpoints, job=nodes.job) as client:
         block.touch()
-        said = wait_for(client, "and 3 more with it: waiting for the data loader")
+        diagnosis = wait_for(client, "and 3 more with it: waiting for the data loader")
         assert re.fullmatch(
             r"rank 2 on host \S+ stands still at step \d+ \(step\) for \d s, and 3 more with it:"
             r" waiting for the data loader in read_shard \(stuck\.py\)",
-            said,
+            diagnosis,
         )
         assert not client.job_status().suspects, "it is no stall yet: nobody is evicted for it"
         block.unlink()
         wait_for(client, "")
         (stopped,) = [event["pid"] for event in trains if event["rank"] == 1]
         os.kill(stopped, signal.SIGSTOP)
-        said = wait_for(client, "and 3 more with it: stopped by a signal")  # each is found out by itself
+        # the agent detects each of the four stalls separately
+        diagnosis = wait_for(client, "and 3 more with it: stopped by a signal")
         os.kill(stopped, signal.SIGCONT)
-        assert re.match(r"rank 1 on host \S+ stands still at step \d+ \(step\) for \d s, and", said)
+        assert re.match(r"rank 1 on host \S+ stands still at step \d+ \(step\) for \d s, and", diagnosis)
         wait_for(client, "")
     until.touch()
     assert node.join() == 0
 
 
 def wait_for(client: CoordinatorClient, words: str) -> str:
-    """Return the job's diagnosis once it has these words; without words, once there is none."""
+    """Return the job's diagnosis once it contains `words`; if `words` is empty, wait until there is no diagnosis."""
     deadline = time.monotonic() + LIMIT_S
     while True:
-        said = said_of(client)
-        if (words and words in said) or not (words or said):
-            return said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)  # another process: until its agent has looked
+        diagnosis = said_of(client)
+        if (words and words in diagnosis) or not (words or diagnosis):
+            return diagnosis
+        assert time.monotonic() < deadline, diagnosis
+        time.sleep(0.05)  # until the agent has examined the rank
 
 
 def said_of(client: CoordinatorClient) -> str:
-    """Return the job's diagnosis; none while it does not exist yet."""
+    """Return the job's diagnosis, or "" while the job does not exist."""
     try:
         return client.job_status().diagnosis
     except NotFound:

@@ -1,4 +1,4 @@
-"""Supervisors follow what is asked of their job: it grows, shrinks, pauses, goes on, and one is drained."""
+"""Agents follow operators' requests for their job: grow, shrink, pause, resume, and drain one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = ("--min-workers", "2", "--max-workers", "2", "--settle-s", "0.3", "--n
 
 
 def trains(record: Record, generation: int, count: int) -> set[str]:
-    """Return who trains in that generation, once all of them do."""
+    """Return the members that train in that generation, once all of them do."""
     started: list[Event] = record.wait("start", count=count, generation=generation)
     record.wait("step", count=count, step=1, generation=generation)
     return {event["worker"] for event in started}

@@ -1,6 +1,6 @@
-"""Notices in odd phases, and with long steps: each ends in a committed checkpoint of the newest step.
+"""Notices in unusual phases and with long steps: each ends in a committed checkpoint of the newest step.
 
-`STRATA_STOPS` says how many notices each phase gets (1). Sixty: STRATA_STOPS=10.
+`STRATA_STOPS` is the number of notices in each phase (1); STRATA_STOPS=10 gives sixty in all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def heard(record: Record, since: int, kind: str, count: int) -> list[Event]:
 def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
     phase: str, pace_s: float, cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """One of three ranks gets SIGTERM; before `strata.init` has returned, its agent. None of the work is lost."""
+    """One of three ranks gets SIGTERM, or its agent before `strata.init` has returned. No step is lost."""
     saved = 0
     for number in range(ROUNDS + (phase == "restore")):
         since, first = len(record.events), phase == "restore" and number == 0
@@ -53,16 +53,16 @@ def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
             cluster.endpoints,
             "odd_phases",
             *("--storage", str(tmp_path / "storage"), "--pace-s", str(pace_s)),
-            *("--phase", "step" if first else phase),  # there is nothing to restore yet
+            *("--phase", "step" if first else phase),  # the first run has no checkpoint to restore
             options=("--slots", "3", "--no-warm", "--preempt-grace-s", str(GRACE_S)),
         )
-        (told, *_) = heard(record, since, "step" if first else phase, 1)
+        (reached, *_) = heard(record, since, "step" if first else phase, 1)
         begun = [event for event in record.events[since:] if event["event"] == "start"]
         if phase == "restore" and not first:
             node.signal(signal.SIGTERM)
         else:
             assert {event["step"] for event in begun} == {saved}, f"notice {number}: it began elsewhere"
-            os.kill(told["pid"], signal.SIGTERM)
+            os.kill(reached["pid"], signal.SIGTERM)
         assert node.join() == 75, f"notice {number}"
         ended = [event for event in record.events[since:] if event["event"] == "preempted"]
         lost = [event for event in record.events[since:] if "SKIPPED" in str(event.get("text", ""))]
@@ -75,7 +75,7 @@ def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
 def test_a_job_that_is_scaled_and_grows_by_a_newcomer_repeats_no_step(
     cluster: LocalCluster, nodes: Nodes, record: Record, job: str, tmp_path: Path
 ) -> None:
-    """From three members to two, to three, to four: each world begins where the ranks of the one before stopped."""
+    """The job goes from three members to two, three and four; each world begins where the last one's ranks stopped."""
 
     def starts(node: str) -> None:
         nodes.run(

@@ -1,7 +1,7 @@
-"""Typical mistakes of a first day: each ends in at most five lines of Strata's, the last of which say what to do.
+"""Typical first-day mistakes: each ends in at most five lines from Strata, and the last lines state the remedy.
 
-What ranks write, a traceback of the program's own among it, is theirs. No frame of Strata's is in it, and no mistake is
-tried three times.
+Output of ranks, such as the program's own traceback, does not count. The traceback has no frame of Strata, and no
+mistake is tried three times.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NOBODY = "127.0.0.1:1"
 KEY, SECRET = "strata-test", "not-a-secret-at-all"
 TRAIN = (str(RANKS / "mistaken.py"), "--storage")
 _OWN_LINE = re.compile(r"\S*\d\d:\d\d:\d\d\S* \[|error: |hint: ")
-"""How a line of Strata's own begins: of the log, or of the error that ends a command."""
+"""The beginning of Strata's own lines: of the log, or of the error that ends a command."""
 
 
 @dataclass
 class Place:
-    """Where a mistake is made."""
+    """The cluster, folder and environment in which a mistake is made."""
 
     cluster: LocalCluster
     nodes: Nodes
@@ -41,13 +41,13 @@ class Place:
     env: dict[str, str] = field(default_factory=dict)
 
     def run(self, *command: str, options: tuple[str, ...] = (), python: bool = True) -> tuple[int, list[str]]:
-        """Run a job to its end: `python` this script."""
+        """Run a job to its end; with `python`, the command is a script for this interpreter."""
         words = ("-e", self.cluster.endpoints, "--job", self.nodes.job, "--log-format", "plain", *options)
         return self.strata("run", *words, "--", *((sys.executable,) if python else ()), *command)
 
     def strata(self, *words: str) -> tuple[int, list[str]]:
-        code, said = run_strata(*words, env={**os.environ, "PYTHONPATH": str(ROOT), **self.env})
-        return code, said.splitlines()
+        code, output = run_strata(*words, env={**os.environ, "PYTHONPATH": str(ROOT), **self.env})
+        return code, output.splitlines()
 
 
 Made = tuple[int, list[str]]
@@ -64,7 +64,7 @@ def place(
 
 @pytest.fixture
 def port() -> Iterator[str]:
-    """A port that somebody has taken."""
+    """A port that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield str(server.getsockname()[1])
 
@@ -88,7 +88,7 @@ def no_etcd_on_this_machine(place: Place) -> Made:
 
 
 def s3(place: Place, bucket: str, *, secret: str = SECRET) -> Made:
-    """Begin a job whose checkpoints are in this bucket of a server that has one, called `there`."""
+    """Start a job that saves into `bucket` of an S3 server whose only bucket is `there`."""
     with rclone_server.serving(place.folder, key=KEY, secret=SECRET) as url:
         (place.folder / "root" / "there").mkdir()
         place.env |= {
@@ -120,9 +120,9 @@ def crash_at_import(place: Place) -> Made:
 
 
 def begun(place: Place, storage: Path, *words: str) -> Made:
-    """Train to the end, then go on with these arguments."""
-    code, said = place.run(*TRAIN, str(storage))
-    assert code == 0, said
+    """Train to the end, then resume with these arguments."""
+    code, output = place.run(*TRAIN, str(storage))
+    assert code == 0, output
     return place.run(*TRAIN, str(storage), *words, options=("--resume",))
 
 
@@ -167,11 +167,11 @@ MISTAKES: list[tuple[Callable[[Place], Made], int, str]] = [
     (another_jobs_name, 4, "hint: choose another name by --job, or stop that run first"),
     (the_same_job_twice, 4, "hint: stop that process, or use another worker id"),
 ]
-"""Each with its exit status, and what is to be done about it."""
+"""Each mistake with its exit status and the remedy in its message."""
 
 
 def at_the_end(said: list[str]) -> list[str]:
-    """Return Strata's own lines from the end of the last rank on; where none ran, all."""
+    """Return Strata's own lines after the end of the last rank, or all lines if there are none."""
     ends = [at for at, line in enumerate(said) if "rank.ended" in line]
     own = [line for line in said[ends[-1] if ends else 0 :] if _OWN_LINE.match(line)]
     return own if ends else said
@@ -188,15 +188,15 @@ def generations(said: list[str]) -> int:
 def test_a_typical_mistake_ends_in_at_most_five_lines_that_say_what_to_do(
     place: Place, mistake: Callable[[Place], Made], status: int, remedy: str
 ) -> None:
-    code, said = mistake(place)
-    shown = "\n".join(said)
+    code, output = mistake(place)
+    shown = "\n".join(output)
     assert code == status, shown
-    own = at_the_end(said)
+    own = at_the_end(output)
     assert 0 < len(own) <= 5, shown
     assert remedy in shown
     assert f'File "{ROOT}/strata' not in shown, "a frame of ours"
     tries = 2 if mistake is crash_at_import else 1
-    assert generations(said) <= tries, shown
+    assert generations(output) <= tries, shown
     if status == 78:
         assert "mend this, and run the command again" in own[-1], shown
     elif status != 75:
@@ -211,12 +211,12 @@ def test_a_taken_port_is_named_by_dev_and_by_a_coordinator(place: Place, port: s
         ("dev", "--port", port, "--data", str(place.folder / "data")),
         ("coordinator", "--etcd", etcd, "--cluster", "mistakes", "--listen", f"127.0.0.1:{port}"),
     ):
-        code, said = place.strata(*words, *(("--log-format", "plain") if words[0] == "coordinator" else ()))
-        assert code == 2, said
-        assert len(said) <= 5, said
-        assert port in said[-2]
-        assert "taken" in said[-2] or "in use" in said[-2]
-        assert said[-1].startswith("hint: ")
+        code, output = place.strata(*words, *(("--log-format", "plain") if words[0] == "coordinator" else ()))
+        assert code == 2, output
+        assert len(output) <= 5, output
+        assert port in output[-2]
+        assert "taken" in output[-2] or "in use" in output[-2]
+        assert output[-1].startswith("hint: ")
 
 
 @pytest.mark.slow
@@ -224,6 +224,6 @@ def test_a_job_that_such_an_error_failed_goes_on_once_it_is_mended_and_needs_no_
     storage = place.folder / "root"
     code, _ = begun(place, storage, "--numbers", "5")
     assert code == 78
-    code, said = place.run(*TRAIN, str(storage))
-    assert code == 0, said
-    assert any("started again by" in line for line in said)
+    code, output = place.run(*TRAIN, str(storage))
+    assert code == 0, output
+    assert any("started again by" in line for line in output)

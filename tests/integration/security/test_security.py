@@ -1,4 +1,4 @@
-"""Certificates and tokens over real connections: who is let in, and what the others are told."""
+"""Certificates and tokens over real connections: admitted callers, and the errors for rejected ones."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ DAY = dt.timedelta(days=1)
 
 
 def refused(client: CoordinatorClient) -> StrataError:
-    """Return how the client is told that it may not even look."""
-    with client, pytest.raises(StrataError) as told:
+    """Return the error of a client that may not even read."""
+    with client, pytest.raises(StrataError) as caught:
         client.status()
-    assert told.value.hint
-    assert "Socket closed" not in told.value.message
-    return told.value
+    assert caught.value.hint
+    assert "Socket closed" not in caught.value.message
+    return caught.value
 
 
 # -- certificates
@@ -60,9 +60,9 @@ def test_a_member_is_itself_and_nobody_else(secured: Secured, job: str) -> None:
     with secured.client(secured.who(Role.MEMBER, "w1"), job=job) as client:
         assert client.register(worker_id="w1").incarnation
         assert client.heartbeat(worker_id="w1") is not None
-        with pytest.raises(PermissionDenied, match="may not speak for worker 'w2'") as told:
+        with pytest.raises(PermissionDenied, match="may not speak for worker 'w2'") as caught:
             client.register(worker_id="w2")
-        assert "worker id is w1" in told.value.hint
+        assert "worker id is w1" in caught.value.hint
         with pytest.raises(PermissionDenied):
             client.call(HeartbeatRequest(job=job, worker_id="w2"))
         client.leave(worker_id="w1")
@@ -139,10 +139,10 @@ def test_health_and_reflection_are_open_to_whom_the_transport_lets_in(secured: S
         health: Any = health_pb2_grpc.HealthStub(channel)
         answer = health.Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
         reflection: Any = reflection_pb2_grpc
         stub: Any = reflection.ServerReflectionStub(channel)
-        listed = next(stub.ServerReflectionInfo(iter([asked]), timeout=LIMIT_S))
+        listed = next(stub.ServerReflectionInfo(iter([request]), timeout=LIMIT_S))
         assert "strata.v1.Sessions" in {s.name for s in listed.list_services_response.service}
 
 
@@ -262,7 +262,7 @@ def test_a_whole_run_over_tls_and_ranks_inherit_no_credentials(
     assert node.join(LIMIT_S) == 0
     (started,) = nodes.record.of("start")
     kept = {name for name in started["env"] if name.startswith(("STRATA_TLS", "STRATA_AUTH"))}
-    assert kept == {"STRATA_TLS_CA_FILE"}  # which is no secret
+    assert kept == {"STRATA_TLS_CA_FILE"}  # the CA certificate is not secret
 
 
 JOINING = """
@@ -318,7 +318,7 @@ def test_an_error_is_two_lines_and_none_of_grpcs(secured: Secured, tmp_path: Pat
 
 def test_no_key_is_in_any_log(secured: Secured) -> None:
     logs = "".join(path.read_text() for path in secured.local.logs.rglob("*.log"))
-    assert "session_opened" in logs  # what is looked through is the logs of real work
+    assert "session_opened" in logs  # these logs come from real sessions
     assert "PRIVATE KEY" not in logs
     for key in secured.folder.rglob("*key.pem"):
         body = "".join(key.read_text().splitlines()[1:-1])

@@ -51,7 +51,7 @@ def test_new_connections_get_the_new_certificate_and_old_ones_go_on(secured: Sec
         next(stream)
         new = secured.authority.renew(folder, now=dt.datetime.now(dt.UTC)).serial
         assert serial(address, viewer) == new != old
-        next(stream)  # it says how far it is, on the connection of before
+        next(stream)  # a progress message, on the earlier connection
 
 
 def test_a_certificate_that_cannot_be_used_is_not_taken(secured: Secured) -> None:
@@ -82,7 +82,7 @@ def test_an_authority_is_replaced_by_trusting_both_for_a_while(secured: Secured,
     new.replace(trusted)
     assert serial(address, mine) == describe(secured.folder / "coordinator-1" / "cert.pem").serial
     with secured.client(mine) as client:
-        assert client.status().answered_by == "coordinator-1"  # the only one that trusts it by now
+        assert client.status().answered_by == "coordinator-1"  # only this replica trusts the new authority
 
 
 def test_a_client_takes_its_new_certificate_for_the_next_connection(secured: Secured) -> None:
@@ -100,7 +100,7 @@ def test_a_client_takes_its_new_certificate_for_the_next_connection(secured: Sec
 
 @contextlib.asynccontextmanager
 async def serving(credentials: Credentials) -> AsyncIterator[int]:
-    """Serve TLS with a certificate, whatever its dates."""
+    """Serve TLS with this certificate, even if it is expired or not yet valid."""
     assert credentials.cert_file is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(credentials.cert_file, credentials.key_file)

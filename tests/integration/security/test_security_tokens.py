@@ -116,11 +116,11 @@ def test_who_has_no_good_token_is_told_why(
         mine = Credentials(ca_file=mine.ca_file, token_file=folder / ACCEPTED)
     else:
         mine = Credentials(ca_file=mine.ca_file, token_file=tmp_path / "none")
-    with client(local, mine) as asking, pytest.raises(StrataError) as told:
+    with client(local, mine) as asking, pytest.raises(StrataError) as caught:
         asking.status()
-    assert type(told.value) is cls, told.value
-    assert said in told.value.message
-    assert told.value.hint
+    assert type(caught.value) is cls, caught.value
+    assert said in caught.value.message
+    assert caught.value.hint
 
 
 @pytest.mark.journey

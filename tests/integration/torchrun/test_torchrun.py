@@ -21,18 +21,18 @@ from tests.torchrun_agents import agent
 
 OUTAGE_S = 30.0
 START_S = 90.0
-"""An agent and its worker import torch before they say anything, several at once on two cores."""
+"""An agent and its worker import torch before their first event, several at once on two cores."""
 
 pytestmark = pytest.mark.usefixtures("torch_installed")
 
 
 def starts(record: Record, generation: int, count: int) -> dict[int, Event]:
-    """Return the starts of one generation by rank, once all are there."""
+    """Return the start events of one generation by rank, once all are recorded."""
     return {e["rank"]: e for e in record.wait("start", count=count, generation=generation, limit_s=START_S)}
 
 
 def finish(until: Path, *agents: Talker) -> None:
-    """Let the workers end, and check that all agents end well with nothing left."""
+    """Let the workers end; assert that all agents exit with 0 and leave no process."""
     until.touch()
     assert [one.join(LIMIT_S) for one in agents] == [0] * len(agents)
     for one in agents:
@@ -75,30 +75,30 @@ def test_workers_agents_rank_0_s_agent_and_all_coordinators_are_lost_and_the_run
     def lose(name: str) -> None:
         lost = agents.pop(name)
         lost.signal(signal.SIGKILL)
-        lost.wait_quiet()  # its worker, too
+        lost.wait_quiet()  # its worker ends too
 
     for name in "abc":
         start(name)
     world = world_of(record, 0, "abc")
 
-    # a worker killed twice: everybody keeps its rank
+    # a worker is killed twice: every agent keeps its rank
     for _ in range(2):
         before, world = world, after_worker_died(record, world)
         assert places(world) == places(before)
 
-    # an agent is killed, and another one comes: the others are told of the loss, and of the newcomer
+    # an agent is killed, and a new one joins: the other agents learn of both
     lose(world[2]["worker"])
     world = world_of(record, generation_of(world), agents)
     start("d")
     world = world_of(record, generation_of(world), agents)
 
-    # rank 0's agent is killed: a spare takes the place, and the store is elsewhere
+    # rank 0's agent is killed: a spare takes its place, and another agent serves the store
     start("e")
     record.wait_one("world.waiting", source="e", limit_s=START_S)
     lose(world[0]["worker"])
     world = world_of(record, generation_of(world), agents)
 
-    # all coordinators are down: nobody is restarted; a worker that dies meanwhile is told of afterwards
+    # all coordinators are down: no worker is restarted, and the death of a worker is reported afterwards
     start("f")
     record.wait_one("world.waiting", source="f", limit_s=START_S)
     for coordinator in cluster.coordinators:
@@ -119,7 +119,7 @@ def test_workers_agents_rank_0_s_agent_and_all_coordinators_are_lost_and_the_run
     before, world = world, world_of(record, generation_of(world), [e["worker"] for e in world.values()])
     assert places(world) == places(before)
 
-    # the job is done, and so is the agent that stood by
+    # the job is done, and the spare agent ends too
     record.wait("step", count=3, step=2, generation=generation_of(world))
     finish(until, *agents.values())
     assert record.of("start", worker=spare.name) == []
@@ -134,14 +134,14 @@ def places(world: Mapping[int, Event]) -> dict[int, str]:
 
 
 def after_worker_died(record: Record, world: Mapping[int, Event]) -> dict[int, Event]:
-    """Kill rank 1 once all made a step; return the starts of the next world of the same agents."""
+    """Kill rank 1 once all ranks made a step; return the start events of the same agents' next world."""
     record.wait("step", count=len(world), step=2, generation=generation_of(world))
     os.kill(world[1]["pid"], signal.SIGKILL)
     return world_of(record, generation_of(world), places(world).values())
 
 
 def world_of(record: Record, before: int, workers: Iterable[str]) -> dict[int, Event]:
-    """Return the starts, by rank, of a generation after `before` that exactly these agents make."""
+    """Return the start events by rank of a generation after `before` that consists of exactly these agents."""
     wanted = set(workers)
 
     def found(events: list[Event]) -> dict[int, Event]:
@@ -166,13 +166,13 @@ def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_si
         record.wait("step", count=2, generation=generation)
         return {e["rank"]: e for e in there}
 
-    # torchrun ends the other worker by SIGTERM: that is no preemption
+    # torchrun ends the other worker by SIGTERM, which does not count as a preemption
     os.kill(begun(1)[1]["pid"], signal.SIGKILL)
-    # one that answers no more is killed, so that torchrun finds it
+    # the agent kills a worker that no longer answers, so that torchrun sees its end
     os.kill(begun(2)[0]["pid"], signal.SIGSTOP)
     begun(3)
-    record.wait("step", count=2, step=50, generation=3)  # the agent has heard by now that they heed it
-    # a scheduler's SIGTERM: both stop after the same step, which is saved
+    record.wait("step", count=2, step=50, generation=3)  # by now the agent knows that they stop gracefully
+    # a scheduler's SIGTERM: both workers stop after the same step, which is saved
     alone.signal(signal.SIGTERM)
     assert alone.join(START_S) == 75
     alone.wait_quiet()
@@ -206,7 +206,7 @@ def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
 def test_agents_without_restarts_left_leave_one_by_one_as_they_are_asked(
     start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    # how a worker stops is tried here: none may count as frozen, however slow the machine is
+    # this test is about stops: no worker may count as frozen, however slow the machine is
     cluster = start_cluster(coordinators=1, detect_s=15.0)
     training = ("training", "--storage", str(tmp_path / "checkpoints"), "--epochs", "1000")
     more: Any = {"nnodes": "1:2", "options": ("--max-restarts=1", "--rdzv-conf=settle_s=5")}
@@ -218,10 +218,10 @@ def test_agents_without_restarts_left_leave_one_by_one_as_they_are_asked(
         record.wait("step", count=count, generation=generation)
         return {e["worker"]: e for e in there}
 
-    os.kill(begun(1, 2)["a"]["pid"], signal.SIGKILL)  # that was the restart
+    os.kill(begun(1, 2)["a"]["pid"], signal.SIGKILL)  # this death uses the only restart
     second = begun(2, 2)
     record.wait("step", count=2, step=second["a"]["step"] + 50, generation=2)
-    # the agent has heard by now that they heed it
+    # by now the agent knows that its worker stops gracefully
     a.signal(signal.SIGTERM)
     assert a.join(START_S) == 75
     alone = begun(3, 1)["b"]
@@ -263,8 +263,12 @@ def test_a_worker_that_hangs_is_named_with_its_stack_and_ended_if_asked_for(
         options=("--nproc-per-node=3",),
         env={"STRATA_RUN_STALL_LIMITS": "step=4", "STRATA_RUN_ON_STALL": "evict"},
     )
-    told = record.wait("rank.stalled", count=3, generation=1, limit_s=START_S)
-    assert {e["rank"]: "fetch_from_a_dead_disk" in e["stack"] for e in told} == {0: False, 1: True, 2: False}
+    events = record.wait("rank.stalled", count=3, generation=1, limit_s=START_S)
+    assert {e["rank"]: "fetch_from_a_dead_disk" in e["stack"] for e in events} == {
+        0: False,
+        1: True,
+        2: False,
+    }
     assert record.wait_one("rank.killed")["rank"] == 1
     record.wait("end", count=3, generation=2, limit_s=START_S)
     assert one.join(LIMIT_S) == 0

@@ -1,4 +1,4 @@
-"""A device that fails for good under a torchrun agent: the agent is asked to leave its job."""
+"""A device fails permanently under a torchrun agent: the agent has to leave its job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["agents"]
 
 
 class Devices:
-    """Two devices, of which one fails when the test says so."""
+    """Two devices, one of which fails at the test's command."""
 
     def __init__(self, file: Path, library: Any) -> None:
         self._file = file
@@ -28,13 +28,14 @@ class Devices:
         self._write([{"name": "H200"}] * 2)
 
     def fail(self, index: int) -> None:
-        """Let the driver lose this device for good."""
+        """Make the driver lose this device permanently."""
         devices = [{"name": "H200"}] * 2
         devices[index] = {"name": "H200", "error": self._library.NVML_ERROR_GPU_IS_LOST}
         self._write(devices)
 
     def _write(self, devices: list[Any]) -> None:
-        fresh = self._file.with_suffix(".new")  # a watch that reads half a file looks again a minute later
+        # after it reads a half-written file, the agent reads again only a minute later
+        fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps({"devices": devices}))
         fresh.rename(self._file)
 
@@ -65,7 +66,7 @@ async def test_an_agent_whose_device_fails_is_asked_to_leave(agents: Agents, dev
 async def test_a_spare_whose_device_fails_leaves(
     agents: Agents, devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each agent has a device of its own: if the other one failed as well, the spare might take that agent's place."""
+    """Each agent has its own device. If the first agent's device failed as well, the spare might take its place."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     await joined(agents.start("a", min_nodes=1, max_nodes=1, settle_s=0.0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

@@ -1,4 +1,4 @@
-"""An agent's member on real coordinators: worlds, failures, spares, ends. Without torchrun, without torch."""
+"""A torchrun agent's member on real coordinators: worlds, failures, spares, ends; without torchrun and torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Joined = tuple[Place, Met]
 
 
 async def open_store(address: str) -> int:
-    """Stand in for torch's: the port is only told."""
+    """Replace torch's store: return a port without a server behind it."""
     return 4711
 
 
@@ -88,7 +88,7 @@ async def agents(cluster: LocalCluster, job: str) -> AsyncIterator[Agents]:
 
 
 async def joined(*members: AgentMember, failure: RankFailure | None = None) -> list[Joined]:
-    """Return the places of these members once all of them are in one world."""
+    """Return the places of these members once all are in one world."""
     async with asyncio.timeout(LIMIT_S):
         found = await asyncio.gather(*(member.join(failure, open_store) for member in members))
     assert len({place.generation for place, _ in found}) == 1
@@ -104,7 +104,7 @@ def is_asked(member: AgentMember) -> bool:
 
 
 async def raised(joining: Coroutine[Any, Any, Joined]) -> Exception:
-    """Return what a join ends with."""
+    """Return the error with which a join ends."""
     try:
         async with asyncio.timeout(LIMIT_S):
             place, _ = await joining
@@ -171,7 +171,7 @@ async def test_a_spare_takes_the_place_of_who_leaves_and_ends_when_the_job_is_do
     assert not waits_c.done()
     await b.leave(RankFailure(rank=0, code=1, reason="gave up"))
     await joined(a)
-    await waits_c  # the first that came
+    await waits_c  # the spare that came first
     a.finished()
     c.finished()
     assert isinstance(await waits_d, Spare)
@@ -198,7 +198,7 @@ async def test_the_end_is_closed_to_its_attempt_and_open_to_the_next(agents: Age
 
 
 async def test_who_is_done_leaves_a_world_that_must_begin_again(agents: Agents) -> None:
-    """Its agent waits for the others in torch's exit barrier, and cannot start workers any more."""
+    """A finished agent waits in torch's exit barrier and can no longer start workers."""
     limits = {"min_nodes": 1, "max_nodes": 2}
     a, b = agents.start("a", **limits), agents.start("b", **limits)
     first = await joined(a, b)
@@ -293,19 +293,19 @@ async def test_who_is_asked_to_leave_reports_its_workers_as_stopped_and_ends(
 
 
 def status_once_forming(client: CoordinatorClient) -> Job:
-    """Return the job's status once the leader has heard of the last member's end."""
+    """Return the job's status once its world is forming, after the last member's end."""
     until = time.monotonic() + LIMIT_S
-    while not (told := client.job_status()).world.forming:
-        assert time.monotonic() < until, told
+    while not (status := client.job_status()).world.forming:
+        assert time.monotonic() < until, status
         time.sleep(0.05)
-    return told
+    return status
 
 
 @pytest.mark.parametrize("ends", [75, 1], ids=["with 75", "by a traceback after it has stopped"])
 async def test_an_agent_without_restarts_left_ends_as_preempted_and_no_job_has_failed(
     agents: Agents, cluster: LocalCluster, job: str, ends: int
 ) -> None:
-    """torchrun then does not ask for another rendezvous: it takes what its workers ended with for a failure."""
+    """torchrun then requests no further rendezvous, because it takes its workers' exit codes for a failure."""
     limits = {"min_nodes": 1, "max_nodes": 2, "max_no_progress_generations": 1}
     a, b = agents.start("a", slots=2, **limits), agents.start("b", **limits)
     first = await joined(a, b)
@@ -319,9 +319,9 @@ async def test_an_agent_without_restarts_left_ends_as_preempted_and_no_job_has_f
             rank = place.ranks.start
             await member.leave(RankFailure(rank=rank, code=ends, reason=f"exited with {ends}"))
             assert member.stopped, "the agent is to end with 75"
-        told = await asyncio.to_thread(status_once_forming, client)
-    assert told.phase == JOB_PHASE_RUNNING
-    assert "failed" not in told.world.reason
+        status = await asyncio.to_thread(status_once_forming, client)
+    assert status.phase == JOB_PHASE_RUNNING
+    assert "failed" not in status.world.reason
 
 
 async def test_a_worker_that_ends_with_75_unasked_has_failed(agents: Agents) -> None:

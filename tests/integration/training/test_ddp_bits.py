@@ -1,4 +1,4 @@
-"""A training under DistributedDataParallel that is killed twice is equal to an undisturbed one, bit by bit."""
+"""A training under DistributedDataParallel that is killed twice equals an undisturbed one bit by bit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 STARTED_S = 3 * LIMIT_S
-"""Several processes that import torch at once say nothing for long on a busy machine."""
+"""Several processes that import torch at once report nothing for long on a busy machine."""
 STEPS = 30
 HANG_AT = 13, 23
 """The steps in which generations 1 and 2 are killed; 10 and 20 were saved."""
 
 
 def digests(record: Record) -> dict[int, str]:
-    """Return the parameters after each step; all ranks, and each repetition of a step, must have the same."""
+    """Return the parameters' digest after each step; assert that all ranks and repetitions of a step agree."""
     found: dict[int, str] = {}
     for event in record.of("step"):
         step, digest = event["step"], event["digest"]

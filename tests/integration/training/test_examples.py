@@ -1,4 +1,4 @@
-"""The examples train, and go on training after what is done to them."""
+"""The examples train, and go on after kills and other faults."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.torchrun_agents import agent
 
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.timeout(600)
-"""It only ends what hangs: the waits are for progress."""
+"""The limit only ends a test that hangs: the tests wait for progress."""
 SLOW_S = 90.0
-"""How long an agent and its worker, which both import torch, may say nothing on a busy machine."""
+"""Time without events of an agent and its worker, which both import torch, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> LocalCluster:
-    """One that takes no rank for frozen which only has to wait for a busy machine: nothing here is about that."""
+    """A cluster with a long detection time, so that no rank counts as frozen on a busy machine."""
     return start_cluster(detect_s=20.0)
 
 
 def saving(folder: Path, *, every: int) -> dict[str, str | None]:
-    """Return what tells a rank where to save, and how often."""
+    """Return the environment that sets a rank's storage and save interval."""
     return {"STRATA_TRAIN_STORAGE": str(folder), "STRATA_TRAIN_SAVE_EVERY_STEPS": str(every)}
 
 

@@ -1,7 +1,7 @@
-"""The snippets of the original product's interface, in docs/api.md, run as they stand, each as a program of its own.
+"""The snippets of the original product's interface in docs/api.md run unchanged, each as its own program.
 
-Against etcd, a coordinator on its default port, and a server of S3. Where that port is taken, another one is
-written into the snippets.
+They run against etcd, a coordinator on its default port, and an S3 server. If that port is taken, the test writes
+another one into the snippets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECTION = (ROOT / "docs" / "api.md").read_text().partition("## The original inte
 BLOCKS = re.findall(r"^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
 BUCKETS = ("my-bucket", "my-checkpoints", "checkpoints")
 DETECT_S = 20.0
-"""Nobody repeats a heartbeat here, and this machine may be slow."""
+"""Long, because the snippets send no repeated heartbeats and the machine may be slow."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def cluster_of_default(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Loca
 
     try:
         cluster = start(50051)
-    except (errors.ConfigError, errors.Unavailable):  # taken already, or in the meantime
+    except (errors.ConfigError, errors.Unavailable):  # the port was taken before, or is taken meanwhile
         cluster = start(free_port())
     yield cluster
     cluster.kill()
@@ -58,7 +58,7 @@ def cluster_of_default(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Loca
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment that leads to a server of S3 with the snippets' buckets."""
+    """The environment for an S3 server with the snippets' buckets."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -91,11 +91,11 @@ def test_every_snippet_of_the_original_interface_runs(
     ):
         registry.get_assigned_shards(worker_id="worker-01")
 
-    unset = {"WORLD_SIZE", "GRPC_ENABLE_FORK_SUPPORT"}  # the latter is set by importing strata here
+    unset = {"WORLD_SIZE", "GRPC_ENABLE_FORK_SUPPORT"}  # importing strata sets the latter in this process
     kept = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_") and k not in unset}
 
     def printed(number: int, *, then: str = "") -> list[str]:
-        """Return the lines that one snippet prints, and what `then` adds to it."""
+        """Return the lines that one snippet prints, followed by the program text `then`."""
         program = tmp_path / f"snippet-{number}.py"
         program.write_text(f"{BLOCKS[number].replace('50051', port)}\n{then}\n")
         done = subprocess.run(

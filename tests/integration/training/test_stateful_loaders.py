@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader on a whole cluster: ranks are killed, and each sample is trained on."""
+"""torchdata's StatefulDataLoader on a whole cluster: ranks are killed, and still every sample is trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO = ("--min-workers", "1", "--max-workers", "1", "--slots", "2")
 
 
 def by_step(record: Record) -> dict[tuple[int, int], list[int]]:
-    """Return the samples of each step of each rank; a step that was repeated had the same ones."""
+    """Return the samples of each rank's steps; assert that repetitions of a step had the same samples."""
     found: dict[tuple[int, int], list[int]] = {}
     for event in record.of("step"):
         place, samples = (event["step"], event["rank"]), event["samples"]
@@ -31,7 +31,7 @@ def by_step(record: Record) -> dict[tuple[int, int], list[int]]:
 
 
 def hung(cluster: LocalCluster, job: str, record: Record, *, generation: int, step: int) -> int:
-    """Return the process of a rank that hangs in this step, once the one three steps before is committed."""
+    """Return the pid of a rank that hangs in this step, once the checkpoint of three steps before is committed."""
     begun = record.wait("begun", generation=generation, count=2, limit_s=2 * LIMIT_S)
     record.wait("step", generation=generation, step=step - 1, count=2)
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:

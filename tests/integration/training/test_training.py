@@ -1,4 +1,4 @@
-"""`strata.init` on a whole cluster: a training that goes on from the exact step in any world."""
+"""`strata.init` on a whole cluster: a training continues from the exact step in a world of any size."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.timeout(180)
 
 STEPS = LENGTH // GLOBAL_BATCH
 GROWN_EPOCHS = 8
-"""Long enough for a second node to start meanwhile, also on a busy machine."""
+"""Long enough for a second node to start meanwhile, even on a busy machine."""
 FROZEN = 500_000
-"""Numbers of 8 bytes."""
+"""Count of 8-byte numbers in each rank's frozen state."""
 
 
 def check_samples(record: Record, *, epochs: int) -> None:
-    """Each epoch uses each sample once, in the same steps whichever world ran them."""
+    """Assert that each epoch uses each sample once, and that a step has the same samples in every world."""
     by_step: dict[int, list[int]] = {}
     for event in record.of("step"):
         step, samples = event["step"], event["samples"]
@@ -44,7 +44,7 @@ def check_samples(record: Record, *, epochs: int) -> None:
 
 
 def assert_common_step(begun: Iterable[Event]) -> None:
-    """All ranks went on from the same saved step; which one, depends on how soon saves are committed."""
+    """Assert that all ranks went on from one saved step. Which step depends on how soon saves are committed."""
     (step,) = {e["step"] for e in begun}
     assert step % 10 == 0
 
@@ -68,13 +68,13 @@ def test_a_rank_is_killed_and_the_world_grows(
     assert {e["world"] for e in grown} == {4}
     trained = max(e["step"] for e in record.of("step", generation=2))
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        why = {told.world.generation: told.world.reason for told in client.generations()}
+        why = {each.world.generation: each.world.reason for each in client.generations()}
     skipped = [e["text"] for e in record.of("line") if "SKIPPED" in e["text"]]
     assert {e["step"] for e in grown} == {trained}, (
         f"no step is done twice, whatever was saved before: {why}; {skipped}"
     )
-    (told,) = (e["failure_s"] for e in grown if e["rank"] == 0)
-    assert told == pytest.approx(PRIOR_S / 2, rel=0.01), "the history has one failure by now"
+    (failure_s,) = (e["failure_s"] for e in grown if e["rank"] == 0)
+    assert failure_s == pytest.approx(PRIOR_S / 2, rel=0.01), "the history has one failure by now"
     assert [node.join() for node in nodes.talkers] == [0, 0]
     check_samples(record, epochs=GROWN_EPOCHS)
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
@@ -83,7 +83,7 @@ def test_a_rank_is_killed_and_the_world_grows(
     assert latest.step == GROWN_EPOCHS * STEPS
     account = goodput_text(latest.metadata[GOODPUT_KEY])
     assert all(part in account for part in ("lost", "start")), account
-    # where generation 3 began: by two ranks, so the other two have no part of their own
+    # generation 3 began from a checkpoint of two ranks, so the other two have no part of their own
     assert recovery.step == recovery.checkpoint.step == grown[0]["step"]
     parts = {part.rank: part.manifest for part in recovery.rank_recoveries}
     assert sorted(parts) == list(recovery.ranks) == [0, 1]
@@ -93,7 +93,7 @@ def test_a_rank_is_killed_and_the_world_grows(
 def test_ranks_go_on_from_an_incremental(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """The first save is a Full, all others hold what has changed: not what each rank has frozen."""
+    """The first save is a Full; later saves hold only changed state, so not each rank's frozen state."""
     arguments = ("--storage", str(tmp_path), "--frozen", str(FROZEN), "--epochs", "4")
     for node in ("a", "b"):
         nodes.run(
@@ -135,7 +135,7 @@ def start_standalone(
 def test_a_standalone_training_ends_with_75_though_its_main_thread_hangs(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """Started again, it goes on from the last save."""
+    """After a restart it continues from the last save."""
     a = start_standalone(nodes, cluster, tmp_path, "a", "--hang-at", "16")
     b = start_standalone(nodes, cluster, tmp_path, "b")
     first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
@@ -158,7 +158,7 @@ def test_a_standalone_training_ends_with_75_though_its_main_thread_hangs(
 def test_a_frozen_standalone_training_whose_job_is_done_ends_with_1_and_has_nothing_to_do_again(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """Another one, which stood by, finishes without it."""
+    """A standby finishes the job without it."""
     more = ("--min-workers", "1", "--max-workers", "2")
     frozen = start_standalone(nodes, cluster, tmp_path, "frozen", *more, "--epochs", str(10**6))
     record.wait("step", step=15, count=1)
@@ -223,7 +223,7 @@ def test_hosts_without_a_common_storage_train_no_step(
         "run.close()\n"
     )
     options = ("--min-workers", "2", "--max-workers", "2", "--slots", "1")
-    for name in ("a", "b"):  # each has a disk of its own
+    for name in ("a", "b"):  # each node has its own disk
         env = {"STRATA_TRAIN_STORAGE": str(tmp_path / name)}
         nodes.run_script(cluster.endpoints, script, node=name, options=options, env=env)
     line = nodes.record.wait_line("rank 1 sees another storage at")

@@ -1,4 +1,4 @@
-"""Three replicas of `web.fixture`, each a process of its own, and a browser."""
+"""Three replicas of `web.fixture`, each its own process, and a browser."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """`processes[0]` is r1, at `origins[0]`."""
+    """The replicas in order: `processes[0]` is r1, which serves at `origins[0]`."""
 
     origins: tuple[str, ...]
     processes: tuple[Child, ...]
 
     def get(self, path: str, replica: int = 1) -> Any:
-        """Return what a replica's API answers."""
+        """Return the answer of a replica's API."""
         with urllib.request.urlopen(f"{self.origins[replica - 1]}/api/v1{path}", timeout=LIMIT_S) as answer:
             return json.load(answer)
 
@@ -82,7 +82,7 @@ def chromedriver() -> str:
 
 @pytest.fixture(scope="package")
 def axe() -> str:
-    """The source of axe-core, which is run in the page."""
+    """The source of axe-core, which the tests run in the page."""
     need("web", AXE.exists(), "run scripts/build-web")
     return AXE.read_text()
 
@@ -95,7 +95,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
 
 @pytest.fixture
 def start_replicas(tmp_path: Path) -> Iterator[StartReplicas]:
-    """Replicas for one test, which may end them."""
+    """Start replicas for one test, which may kill them."""
     with ExitStack() as stack:
 
         def start(*flags: str) -> Replicas:
@@ -112,5 +112,5 @@ def browser(chromedriver: str, tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture
 def says(browser: Browser) -> Callable[[str], None]:
-    """Wait until the page says something."""
+    """Return a function that waits until the page shows a text."""
     return lambda text: browser.wait(text, lambda: text in browser.text())

@@ -1,4 +1,4 @@
-"""The pages of the dashboard, and what is done with them in a browser."""
+"""The pages of the dashboard, and a user's actions on them in a browser."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PAGES = {
     "/jobs/nobody": "no job is called nobody",
     "/nowhere": "Nothing is here",
 }
-"""Each with something that it says once it is complete."""
+"""Each page with a text that it shows once it is complete."""
 
 PHONE = (390, 844)
 DESKTOP = (1440, 900)
 
 
 def look(browser: Browser, size: tuple[int, int], scheme: str) -> None:
-    """Be of this size, in this colour scheme."""
+    """Set the window's size and colour scheme."""
     width, height = size
     browser.devtools(
         "Emulation.setDeviceMetricsOverride",
@@ -40,12 +40,12 @@ def look(browser: Browser, size: tuple[int, int], scheme: str) -> None:
 
 
 def complete(browser: Browser, path: str, text: str) -> None:
-    """Return once the page of `path` says `text`."""
+    """Return once the page of `path` shows `text`."""
     browser.wait(f"{path}: {text}", lambda: text in browser.text())
 
 
 def click(browser: Browser, text: str) -> None:
-    """Click the link or button that says `text`, or is labelled so; it has to be there."""
+    """Click the link or button with the text or label `text`; fail if there is none."""
     browser.wait(
         f"something that says {text}", lambda: bool(browser.run(_FIND.format(text=text, then="true")))
     )

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, before the replicas of `web.fixture`: what it shows, and that it goes on."""
+"""The dashboard in a real browser against the replicas of `web.fixture`: its contents, and its failover."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 FAILOVER_S = 3.0
 SILENT_FAILOVER_S = 6.0
-"""A replica that says nothing is given up after three seconds; a busy machine takes some more."""
+"""The page leaves a silent replica after three seconds; a busy machine takes some more."""
 
 Says = Callable[[str], None]
 
@@ -81,7 +81,7 @@ def test_the_page_goes_on_at_another_replica_when_its_own_ends(
     assert took < limit_s
     assert browser.run("return window.mark") == "still here"
     click(browser, "Ranks")
-    says("Who holds it up?")  # its script was fetched while the page's replica was there
+    says("Who holds it up?")  # the browser loaded this page's script while its replica still ran
     three.processes[1].send_signal(signal.SIGKILL)
     browser.wait("the third", lambda: "live from r3" in browser.text())
     three.processes[2].send_signal(signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_who_may_look_without_a_token_signs_in_to_operate_and_out_again(
     assert browser.run(buttons) == 0
     click(browser, "Sign in")
     says("Anybody on this host may look.")
-    browser.devtools("Input.insertText", text="wrong")  # the field has the focus
+    browser.devtools("Input.insertText", text="wrong")  # the input field has the focus
     press(browser, "Enter")
     says("this cluster wants a token")
     click(browser, "Go on without")
@@ -240,7 +240,7 @@ def test_the_table_of_ranks_is_used_with_the_keyboard(
     says("Rank 417")
     rows = "return !!document.querySelector('[role=row][tabindex=\"0\"]')"
     browser.wait("rows", lambda: browser.run(rows))
-    # ranks stay where they are, scores do not; a link to the page "Ranks" stands before the column
+    # sort by rank, whose order is stable, not by score; a link named "Ranks" precedes the column, hence the selector
     browser.run("document.querySelector('[role=columnheader] button').click()")
     by_rank = "return document.querySelector('[role=row][tabindex=\"0\"]')?.textContent.startsWith('0')"
     browser.wait("the order of the ranks", lambda: browser.run(by_rank))

@@ -1,4 +1,4 @@
-"""Every page can be read by everybody: axe-core finds nothing serious, and a phone is wide enough."""
+"""Accessibility of every page: axe-core finds no serious violation, and the page fits a phone's width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD = {"serious", "critical"}
 
 
 def violations(browser: Browser, axe: str) -> list[list[str]]:
-    """Return what axe finds on the page as it is that is serious."""
+    """Return the serious violations that axe finds on the current page."""
     browser.run(axe)
     found: list[list[str]] = browser.run(
         f"return axe.run(document, {{runOnly: {RULES}}}).then((found) => found.violations.map("
@@ -33,7 +33,7 @@ def test_no_page_has_a_serious_violation_or_an_error(
     for path, text in PAGES.items():
         look(browser, DESKTOP, scheme)
         browser.open(operator.origins[0] + path)
-        # the same page becomes small: to load it again takes longer than to check it
+        # resize the loaded page: to load it again takes longer than to check it
         for size in (DESKTOP, PHONE):
             look(browser, size, scheme)
             complete(browser, path, text)

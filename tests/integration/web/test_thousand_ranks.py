@@ -1,4 +1,4 @@
-"""A job of 1,000 ranks: the browser has little to do, and the reader never waits."""
+"""A job of 1,000 ranks: the page needs little CPU, and its user never waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ROWS = 80
 LONGEST_TASK_MS = 50
 FIRST_ROWS_MS = 1000
 ATTEMPTS = 5
-"""Loading and tasks are measured by the clock, so others on the machine lengthen them: the least disturbed attempt
+"""Loading and tasks are measured in wall-clock time, which other processes lengthen, so the fastest attempt
 counts."""
 WATCHED_S = 10
 MOST_OF_A_CORE = 0.10
@@ -57,7 +57,7 @@ def browser(chromedriver: str, tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(operator: Replicas, browser: Browser) -> Browser:
-    operator.get("/jobs/llama-70b/heatmap")  # the fixture makes its numbers at the first request
+    operator.get("/jobs/llama-70b/heatmap")  # the fixture computes its numbers at the first request
     browser.open(operator.origins[0])
     browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     browser.open(f"{operator.origins[0]}/jobs/llama-70b/ranks")
@@ -85,7 +85,7 @@ def test_the_table_scrolls_with_few_rows_and_without_long_tasks(
         most, scrolled = page.run(SCROLL)
         assert scrolled > 20_000
         assert 0 < most <= MOST_ROWS
-        time.sleep(2)  # two changes of the stream
+        time.sleep(2)  # two updates of the stream
         longest.append(page.run("return window.longest"))
     record_property("longest_task_ms", longest)
     assert min(longest) <= LONGEST_TASK_MS
@@ -97,7 +97,7 @@ def test_the_measure_sees_a_long_task(page: Browser) -> None:
 
 
 def test_a_second_of_changes_costs_a_tenth_of_a_core_at_most(page: Browser, record_property: Record) -> None:
-    page.devtools("Performance.enable", timeDomain="threadTicks")  # others on the machine do not count
+    page.devtools("Performance.enable", timeDomain="threadTicks")  # CPU time of the page's thread alone
     page.wait("the page", lambda: page.run("return performance.now()") > 3000)
     before, began = _busy_s(page), time.monotonic()
     time.sleep(WATCHED_S)

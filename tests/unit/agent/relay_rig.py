@@ -1,4 +1,4 @@
-"""A relay between ranks that a test plays and a session upward that answers at once."""
+"""Test rig of the relay: the test acts as the ranks, and a fake session to a replica answers at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def place(generation: int, *, first_rank: int = 2, slots: int = 2) -> Place:
 
 
 class Node:
-    """A relay, the session it thinks it has, and what it tells of its ranks and their processes."""
+    """A relay, its fake session, and its reports about ranks and their processes."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.upstream = FakeUpstream()
@@ -92,7 +92,7 @@ class Node:
         self._tasks = tasks
         self._links: list[MemoryLink] = []
 
-    # -- what the relay tells
+    # -- reports of the relay
 
     def rank_attached(self, rank: int, generation: int) -> None:
         self.attachments.append((rank, generation))
@@ -131,7 +131,7 @@ class Node:
         in_process: bool = False,
         process: RankProcess | None = None,
     ) -> MemoryLink:
-        """Open a session as a rank does; what comes down is read by the caller."""
+        """Open a session as a rank does; the caller reads the messages from the relay."""
         ours, theirs = pair()
         self._tasks.create_task(serve(theirs, partial(self.relay.accept, process=process)))
         self._links.append(ours)
@@ -143,7 +143,7 @@ class Node:
     async def attached(
         self, rank: int, *, generation: int = 1, in_process: bool = False, pid: int | None = None
     ) -> MemoryLink:
-        """Open a session, as process `pid` if one is given, and return its link after the welcome."""
+        """Open a session, as process `pid` if given; return its link after the Welcome."""
         process = None if pid is None else RankProcess(pid)
         link = await self.dial(rank, generation=generation, in_process=in_process, process=process)
         assert (await link.recv()).WhichOneof("message") == "welcome"
@@ -155,7 +155,7 @@ class Node:
 
 
 def up(**message: Any) -> Up:
-    """Nested messages as dicts, which protobuf takes and its types do not know."""
+    """Return an `Up` whose nested messages are dicts; protobuf accepts those, its type stubs do not."""
     return Up(**message)
 
 
@@ -165,7 +165,7 @@ def arrivals(rank: int, *, generation: int = 1, ranks: Sequence[int] | None = No
 
 
 async def news(link: MemoryLink) -> Down:
-    """Return the next message that is no tick."""
+    """Return the next message that is not a tick."""
     while True:
         down = await link.recv()
         assert isinstance(down, Down)

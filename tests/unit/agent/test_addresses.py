@@ -1,4 +1,4 @@
-"""Where other nodes reach this one."""
+"""The address at which other nodes reach this one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_without_a_route_the_host_s_name_has_to_do(host: str) -> None:
 
 
 async def test_a_name_service_that_says_nothing_holds_no_session_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that waits for it sends no pings: the member would be taken for frozen."""
+    """An event loop that waits for the name service sends no pings, so the member would count as frozen."""
 
     def late(*_args: object, **_kinds: object) -> object:
         time.sleep(0.5)

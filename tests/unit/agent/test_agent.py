@@ -1,4 +1,4 @@
-"""What an agent tells of its member, whoever starts the ranks."""
+"""An agent's reports about its member, the same for `strata run` and torchrun."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORLD = WorldUpdate(
 
 @dataclass(slots=True)
 class Upstream:
-    """A session that answers at once, as it is told to, and keeps what it hears."""
+    """A session that answers at once with the given outcome, and records its calls."""
 
     outcome: BarrierOutcome | Exception = field(default_factory=BarrierOutcome)
     exits: list[tuple[int, int, int, str]] = field(default_factory=list)
@@ -91,7 +91,7 @@ async def test_members_meet_and_ranks_find_their_place() -> None:
 
 
 async def test_a_name_that_had_to_do_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other nodes may not resolve it, and the next generation may find a route."""
+    """The host's name is only a fallback: other nodes may not resolve it, and the next generation may find a route."""
     found = ["", "192.0.2.5", "192.0.2.6"]
 
     async def find(_host: str, _port: int) -> str:

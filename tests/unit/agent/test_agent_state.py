@@ -1,4 +1,4 @@
-"""How an agent stands to a world that it is told of."""
+"""The state of an agent relative to the newest world that it received."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.integrations.torchrun.places import place, update
     [
         (None, False),
         (update(3), False),
-        (update(3, phase=JOB_PHASE_DONE), False),  # its own workers are done then, and leave together
+        (update(3, phase=JOB_PHASE_DONE), False),  # its own workers are done then, and end together
         (update(3, phase=JOB_PHASE_FAILED), True),
         (update(4), True),
         (update(4, members=0, place=False), True),
@@ -58,7 +58,10 @@ def test_a_member_joins_a_world_that_has_a_place_for_it(told: WorldUpdate, why: 
     ("told", "lacking"),
     [
         (None, True),
-        (update(3), True),  # its own generation, which it has just ended: the leader is about to act
+        (
+            update(3),
+            True,
+        ),  # the agent has just ended its own generation, and the leader has not formed the next one yet
         (update(4, members=0, place=False), True),
         (update(4, place=False), False),
         (update(4, members=0, place=False, phase=JOB_PHASE_PAUSED), False),
@@ -81,8 +84,8 @@ def test_only_the_wait_for_others_counts(told: WorldUpdate | None, lacking: bool
     ],
 )
 def test_who_is_asked_to_leave(notice: StopNotice | None, asked: bool) -> None:
-    told = update(3)
+    received = update(3)
     if notice is not None:
-        told.notice.CopyFrom(notice)
-    assert (asked_to_leave(told, "a") is not None) is asked
+        received.notice.CopyFrom(notice)
+    assert (asked_to_leave(received, "a") is not None) is asked
     assert asked_to_leave(None, "a") is None

@@ -1,4 +1,4 @@
-"""What a rank's process finds in its environment."""
+"""The environment variables of a rank's process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_the_agent_was_told_is_not_handed_on() -> None:
     )
     assert "STRATA_RUN_SLOTS" not in found
     assert "STRATA_RESTORE" not in found
-    assert "STRATA_AUTH_TOKEN_FILE" not in found  # a rank's supervisor speaks for it
+    assert "STRATA_AUTH_TOKEN_FILE" not in found  # the agent speaks to coordinators for its ranks
     assert found["STRATA_INSECURE"] == "1"
     assert found["STRATAGEM"] == "x"
     assert found["STRATA_TRAIN_STORAGE"] == "/shared"  # the training's own settings

@@ -1,4 +1,4 @@
-"""The join barrier where the session refuses at once, as the real one does."""
+"""The join barrier when the session refuses an arrival at once, as the real session does."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from strata.v1.worlds_pb2 import World, WorldMember
 
 
 class Ahead:
-    """A session that knows a newer world than its supervisor has been told of."""
+    """A session that knows a newer world than its agent has received."""
 
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         raise StaleGeneration(f"barrier {arrival.name} is of generation {arrival.generation}")
 
 
 async def test_a_world_that_ended_before_its_barrier_is_not_joined() -> None:
-    """A host that was frozen wakes up to two worlds at once."""
+    """A host that was frozen receives two worlds at once when it resumes."""
 
     async def never() -> None:
         await asyncio.get_running_loop().create_future()

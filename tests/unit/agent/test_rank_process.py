@@ -1,4 +1,4 @@
-"""The process of a rank, by its pidfd."""
+"""The process of a rank, held by its pidfd."""
 
 from __future__ import annotations
 

@@ -156,8 +156,13 @@ async def test_a_rank_that_is_being_ended_does_not_ask_the_job_to_stop() -> None
 async def test_a_rank_cannot_report_an_end() -> None:
     async with node() as it:
         link = await it.attached(2)
-        for told in ({"rank": 2}, {"rank": 2, "code": 1}, {"rank": 3, "code": 75}, {"rank": 3, "code": 78}):
-            link.send(up(rank_exit={"id": 1, "generation": 1, **told}))
+        for rank_exit in (
+            {"rank": 2},
+            {"rank": 2, "code": 1},
+            {"rank": 3, "code": 75},
+            {"rank": 3, "code": 78},
+        ):
+            link.send(up(rank_exit={"id": 1, "generation": 1, **rank_exit}))
             assert isinstance(unpack((await news(link)).reply.error), Refused)
         assert not it.stopped
         assert not it.lasting
@@ -187,8 +192,8 @@ async def test_progress_goes_up_for_oneself_in_this_generation() -> None:
     async with node() as it:
         link = await it.attached(2)
         for generation, ranks in ((1, [2, 3]), (2, [2]), (1, [3]), (1, [2])):
-            told = [{"rank": r} for r in ranks]
-            link.send(up(progress={"generation": generation, "ranks": told}))
+            reports = [{"rank": r} for r in ranks]
+            link.send(up(progress={"generation": generation, "ranks": reports}))
         await asyncio.sleep(0.1)
         assert it.upstream.told == [(1, [2]), (1, [2])]
 
@@ -283,8 +288,8 @@ async def test_a_rank_goes_on_in_a_newer_generation() -> None:
         newer = place(2, first_rank=0)
         it.relay.set_place(newer)
         it.relay.move(newer, {1})
-        told = (await news(mover)).place
-        assert (told.world.generation, told.member.first_rank, told.local_rank) == (2, 0, 1)
+        received = (await news(mover)).place
+        assert (received.world.generation, received.member.first_rank, received.local_rank) == (2, 0, 1)
         again = await it.attached(1, generation=2, in_process=True)
         assert it.attachments == [(3, 1), (2, 1), (1, 2)]
         assert await mover.recv() is None, "its session of the old generation is over"

@@ -1,4 +1,4 @@
-"""A rank is one process for its agent, from its first attachment to its end."""
+"""For its agent, a rank is one process from its first attachment until that process ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.agent.relay_rig import GRACE_S, node, place, up
 
 @pytest.fixture
 def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that live until the end of the test."""
+    """Two processes that sleep until the end of the test."""
     children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     yield children
     for child in children:
@@ -77,7 +77,7 @@ async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
 async def test_a_process_that_frees_its_memory_is_left_to_who_waits_for_it(
     sleepers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection ends before it does: killed by SIGSEGV, say, with a large shared memory."""
+    """The connection of a dying process ends before the process, for example after SIGSEGV with much shared memory."""
     dying, _other = sleepers
     monkeypatch.setattr(RankProcess, "exiting", property(lambda process: process.pid == dying.pid))
     async with node() as it:

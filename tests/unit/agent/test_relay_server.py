@@ -103,8 +103,8 @@ async def test_another_process_is_refused_as_long_as_the_rank_lives(tmp_path: Pa
         rival = await asyncio.create_subprocess_exec(
             sys.executable, "-c", RIVAL, str(path), stdout=subprocess.PIPE
         )
-        said, _ = await rival.communicate()
-        assert said.decode().startswith(f"Refused rank 2 is process {os.getpid()}; process {rival.pid} ")
+        output, _ = await rival.communicate()
+        assert output.decode().startswith(f"Refused rank 2 is process {os.getpid()}; process {rival.pid} ")
 
 
 @pytest.mark.parametrize(("pid", "uid", "why"), [(0, 0, "PID namespace"), (1, 1, "of user")])
@@ -132,11 +132,11 @@ async def test_who_does_not_return_the_nonce_is_not_let_in(tmp_path: Path) -> No
                 sock.setblocking(False)
             await loop.sock_sendall(wrong, b"\0\0\0\x10" + bytes(16))
             for sock, why in ((wrong, b"not return the agent's nonce"), (silent, b"within 1 s")):
-                told = b""
+                received = b""
                 async with asyncio.timeout(3):
                     while more := await loop.sock_recv(sock, 4096):
-                        told += more
-                assert why in told
+                        received += more
+                assert why in received
         assert node.attachments == []
 
 
@@ -180,9 +180,9 @@ async def test_a_training_ends_within_a_second_of_its_agent_though_its_main_thre
         assert own.pid == hangs.pid
         await agent.aclose()
         async with asyncio.timeout(1.5):
-            _, said = await hangs.communicate()
+            _, output = await hangs.communicate()
         assert hangs.returncode == 1
-        assert b"has ended, and this rank with it" in said
+        assert b"has ended, and this rank with it" in output
 
 
 async def test_an_agent_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:

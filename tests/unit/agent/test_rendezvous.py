@@ -1,4 +1,4 @@
-"""The meeting place of ranks: its payload, and a port that nobody else is given."""
+"""The rendezvous of ranks: its payload, and a port that no other process gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata.errors import Refused
 
 
 def listener(port: int, *, family: int = socket.AF_INET6) -> socket.socket:
-    """Listen as torch's store does: on all addresses, with SO_REUSEADDR."""
+    """Return a socket that listens as torch's store does: on all addresses, with SO_REUSEADDR."""
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:

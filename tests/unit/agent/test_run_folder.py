@@ -1,4 +1,4 @@
-"""The folder of a killed owner goes at the next start; that of a live one, and what is not ours, stays."""
+"""The next start removes the folder of a killed owner. Folders of live owners and foreign folders stay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Owner:
-    """A process that owns a folder."""
+    """A process that owns a run folder."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -83,7 +83,7 @@ def test_that_of_a_killed_owner_goes_at_the_next_start_and_that_of_a_live_neighb
 
 
 def left(place: Path, name: str, *, host: str | None = None) -> Path:
-    """Make a folder as a killed owner leaves it."""
+    """Make a folder as a killed owner leaves it behind."""
     folder = place / name
     folder.mkdir(mode=0o700)
     (folder / OWNER).write_text(socket.gethostname() if host is None else host)
@@ -120,7 +120,7 @@ def test_what_is_not_ours_stays(place: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_empty_folder_of_ours_goes_after_a_minute(place: Path) -> None:
-    """Its owner was killed before it could lock anything."""
+    """The owner was killed before it locked a file in the folder."""
     young, old, foreign = (place / name for name in ("strata-young___", "strata-old_____", "strata-foreign_"))
     for folder in (young, old, foreign):
         folder.mkdir(mode=0o700)
@@ -139,7 +139,7 @@ def test_a_sweeper_between_the_steps_of_an_owner_costs_it_one_attempt(
     swept: list[Path] = []
 
     def late(lock: int, folder: Path) -> bool:
-        if not swept:  # the owner has made folder and file, and does not hold the lock yet
+        if not swept:  # the owner has created the folder and the file, and does not hold the lock yet
             swept.append(folder)
             assert sweep_in_another_thread(place) == [folder]
         return locked(lock, folder)

@@ -1,4 +1,4 @@
-"""What an agent's log says of a session that is not connected."""
+"""The log lines of an agent about a session that is not connected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strata.v1.session_pb2 import Welcome
 
 
 async def _disconnected_for(observer: AgentObserver, seconds: int, *, reasons: int) -> list[str]:
-    """Try twice a second, and hear one of so many reasons; return what was logged."""
+    """Fail to connect twice a second, with `reasons` reasons in turn; return the logged reasons."""
     with capture_logs() as logs:
         for number in range(2 * seconds):
             observer.on_disconnected(Unavailable(f"reason {number % reasons}"))
@@ -24,17 +24,17 @@ async def _disconnected_for(observer: AgentObserver, seconds: int, *, reasons: i
 @in_virtual_time()
 async def test_a_reason_that_lasts_is_one_line_a_minute() -> None:
     observer = AgentObserver()
-    said = await _disconnected_for(observer, 600, reasons=1)
-    assert len(said) == 10
-    assert set(said) == {"reason 0"}
+    reasons = await _disconnected_for(observer, 600, reasons=1)
+    assert len(reasons) == 10
+    assert set(reasons) == {"reason 0"}
 
 
 @in_virtual_time()
 async def test_reasons_that_change_with_each_try_are_few_lines_at_first_and_then_one_a_minute() -> None:
     observer = AgentObserver()
-    said = await _disconnected_for(observer, 600, reasons=1_000_000)
-    assert said[:REASONS] == [f"reason {number}" for number in range(REASONS)]
-    assert len(said) <= REASONS + 600 / REMIND_S
+    reasons = await _disconnected_for(observer, 600, reasons=1_000_000)
+    assert reasons[:REASONS] == [f"reason {number}" for number in range(REASONS)]
+    assert len(reasons) <= REASONS + 600 / REMIND_S
 
 
 @in_virtual_time()

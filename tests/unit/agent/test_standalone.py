@@ -1,4 +1,4 @@
-"""The agent of a standalone process: what it ends with, and what it tells. No coordinator is there."""
+"""The agent of a standalone process: its end and its messages, without any coordinator."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ print(child, *(pid for pid in agents if int(pid) != child), flush=True)
 time.sleep(1000)
 """
 END_S = 5.0
-"""On a busy machine; 1 s else."""
+"""The limit on a busy machine; an end takes 1 s otherwise."""
 
 
 def watches(agent: int) -> bool:
-    """Tell whether the agent has its process's pidfd."""
+    """Return True if the agent holds its process's pidfd."""
     found = []
     for file in Path(f"/proc/{agent}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             found.append(str(file.readlink()))
     return any("pidfd" in each for each in found)
 
@@ -75,7 +75,7 @@ def test_an_agent_ends_with_its_process_though_another_holds_its_socket(how: str
 
 
 class Carried:
-    """An agent in this process, and the session of the process that it is for."""
+    """An agent inside this process, and the session of the standalone process with it."""
 
     def __init__(self) -> None:
         ours, theirs = pair()
@@ -87,7 +87,7 @@ class Carried:
         ours.send(Up(hello=Hello(member=member)))
 
     async def said(self, kind: str) -> Down:
-        """Return the next message of that kind."""
+        """Return the next message of this kind."""
         async with asyncio.timeout(END_S):
             while True:
                 down: Down | None = await self.link.recv()
@@ -107,7 +107,7 @@ def storage_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("storage_refuses")
 async def test_a_process_whose_storage_is_waited_for_is_welcome_and_may_go() -> None:
-    """It tries to reach a coordinator no longer; and though it ticks, its end is seen."""
+    """The welcome ends the wait for a coordinator. The agent still notices the process's end after its many early ticks."""
     carried = Carried()
     for _ in range(Limits().early + 1):
         carried.link.send(Up(tick=Tick()))

@@ -139,8 +139,8 @@ async def test_after_the_grace_it_joins_all_the_same_and_says_so(why: str | None
     wait.why = why
     await asyncio.wait_for(wait.begun(limit_s=100.0), 130)
     assert round(asyncio.get_running_loop().time() - began_s) == after_s
-    told = f"no checkpoint can be written to file:///data/job: {why or SILENT}; it joins all the same, after 100 s"
-    assert (wait.said[-1], wait.over) == (told, [])
+    message = f"no checkpoint can be written to file:///data/job: {why or SILENT}; it joins all the same, after 100 s"
+    assert (wait.said[-1], wait.over) == (message, [])
 
 
 @in_virtual_time()
@@ -149,7 +149,7 @@ async def test_a_storage_that_does_not_answer_is_said_to_be_waited_for() -> None
     wait.why = None
     waiting = wait.begun()
     await asyncio.sleep(ANSWER_S + 0.5)
-    assert ["storage does not answer" in said for said in wait.said] == [True]
+    assert ["storage does not answer" in message for message in wait.said] == [True]
     wait.why = ""
     await waiting
     assert len(wait.over) == 1
@@ -175,7 +175,7 @@ async def test_it_waits_only_where_no_copy_can_be_written(far: str) -> None:
     assert tried == ["file:///data/job", "s3://b/job"], "each once"
     assert waiting.done() == (not far)
     both = "to file:///data/job: disk full; s3://b/job: storage answers 503; waiting"
-    assert [both in said for said in wait.said] == ([True] if far else [])
+    assert [both in message for message in wait.said] == ([True] if far else [])
     waiting.cancel()
 
 
@@ -188,9 +188,9 @@ def test_a_folder_that_takes_what_is_written_keeps_nothing_of_it(tmp_path: Path)
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    assert refusal(gone.as_uri(), nonce=lambda: "n") == ""
-    assert not gone.exists()
+    missing = tmp_path / "gone"
+    assert refusal(missing.as_uri(), nonce=lambda: "n") == ""
+    assert not missing.exists()
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def join(
 
 
 def barrier(story: Story, name: str, round_: int, *, released: bool) -> None:
-    """Both members arrive in generation 1; the round is released, or times out without rank 1."""
+    """Write a round of generation 1: both members arrive and it is released, or it times out without rank 1."""
     payloads = {str(rank): b64(f"1/{name}/{round_}/{rank}") for rank in (0, 1)}
     args = [
         {
@@ -275,7 +275,7 @@ def images(folder: Path, ranks: int) -> str:
 
 
 def save(story: Story, storage: Path, step: int, attempt: str, born: list[int]) -> None:
-    """Both members save `step` in generation 1, and it is committed."""
+    """Write a committed save of `step` by both members in generation 1."""
     folder = storage / attempt
     digest = images(folder, 2)
     slot = f"{JOB}checkpoints/{number(step)}/{number(1)}"
@@ -304,12 +304,12 @@ def save(story: Story, storage: Path, step: int, attempt: str, born: list[int]) 
             identity=f"save-{step}-{rank}",
             result={"committed": True, "attempt": attempt},
         )
-    told = {"step": step, "generation": 1, "attempt": attempt}
-    story.line("reader", 20, "checkpoint.latest", args={"job": "j"}, result=told)
+    newest = {"step": step, "generation": 1, "attempt": attempt}
+    story.line("reader", 20, "checkpoint.latest", args={"job": "j"}, result=newest)
 
 
 def remove(story: Story, storage: Path, step: int, attempt: str) -> None:
-    """Tombstone a committed checkpoint, and remove it."""
+    """Write the tombstone of a committed checkpoint, and its removal."""
     slot = f"{JOB}checkpoints/{number(step)}/{number(1)}"
     record = {"attempt": attempt, "step": step, "generation": 1, "state": "deleting", "ranks": 2}
     story.txn((slot, record))
@@ -322,7 +322,7 @@ def follow(story: Story) -> None:
     log = [line["result"] for line in story.lines("etcd.event") if line["result"]["key"].startswith(JOB)]
     middle = log[len(log) // 2]["revision"]
 
-    def told(events: list[Line]) -> list[list[Any]]:
+    def as_received(events: list[Line]) -> list[list[Any]]:
         return [
             [
                 e["key"][len(JOB) :],
@@ -334,7 +334,7 @@ def follow(story: Story) -> None:
         ]
 
     def message(stream: int, revision: int, events: list[Line], *, resync: bool = False) -> None:
-        result = {"resync": resync, "events": told(events), "revision": revision, "uid": "u"}
+        result = {"resync": resync, "events": as_received(events), "revision": revision, "uid": "u"}
         story.line("watcher", 30, "watch.message", args={"stream": stream}, result=result)
 
     def begin(stream: int, resume: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Histories survive the death of who writes them, and a judge reads nothing that is not one."""
+"""A history survives the death of its writer, and the judge refuses a file that is no history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The observer misses nothing: across lost connections, its own death, and says so after a compaction."""
+"""The observer misses no event, across lost connections and its own death; after a compaction it reports a gap."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def observing(
         observer = Observer(client, writer, prefix=PREFIX, seen=Seen() if seen is None else seen, clock=clock)
         stop = asyncio.Event()
         running = asyncio.create_task(observer.run(start_revision, stop, listed_at=listed_at))
-        await asyncio.sleep(1)  # virtual: until it has seen what is there
+        await asyncio.sleep(1)  # virtual time: until the observer has seen the existing keys
         yield observer
         stop.set()
         await running

@@ -1,4 +1,4 @@
-"""docs/chaos says what the code does."""
+"""The pages of docs/chaos agree with the code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SOURCES = Path(__file__).resolve().parents[3] / "chaos" / "strata_chaos"
 
 
 def test_the_table_of_rules_is_the_code_s() -> None:
-    told = re.findall(r"^\| `(\w+/[\w-]+)` \| (.+) \|$", (DOCS / "checkers.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+/[\w-]+)` \| (.+) \|$", (DOCS / "checkers.md").read_text(), re.MULTILINE)
     rules = [
         (f"{checker.findings.checker}/{rule}", promise)
         for checker in (make() for make in ALL)
         for rule, promise in checker.findings.rules.items()
     ]
-    assert told == rules
+    assert rows == rules
 
 
 def test_the_example_of_a_line_is_one() -> None:

@@ -150,7 +150,7 @@ def test_a_shipped_scenario_can_be_run(found: Scenario) -> None:
     ],
 )
 def test_what_the_issue_promises_is_expected(name: str) -> None:
-    """No member dies, no new generation; shown on the namespace backend."""
+    """The scenario expects no dead member and no new generation, and runs on the namespace backend."""
     found = scenario.find(name)
 
     assert found.expect.no_member_dies

@@ -1,4 +1,4 @@
-"""What the workloads decide: by the seed alone, alike in all ranks of a generation."""
+"""The workloads' choices depend only on the seed, and are the same in all ranks of a generation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_workload_takes_the_same_arguments(workload: Workload) -> None:
     assert found.storage == found.history.with_name("storage-j")
 
 
-@pytest.mark.slow  # a call that waits for coordinators is not interrupted: 10 s
+@pytest.mark.slow  # a signal does not interrupt a call that waits for coordinators: 10 s
 def test_a_workload_whose_cluster_is_not_there_waits_and_ends_on_sigterm_with_0(tmp_path: Path) -> None:
     history = tmp_path / "h.jsonl"
     command = [sys.executable, "-m", "strata_chaos.workloads.barriers", "--endpoints", "127.0.0.1:1"]
@@ -95,5 +95,5 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def test_a_signal_at_any_moment_of_a_wait_does_not_block_for_ever() -> None:
-    """`threading.Event` does: its `set` waits for the lock that the interrupted `wait` holds."""
+    """A `threading.Event` can block here: its `set` waits for the lock that the interrupted `wait` holds."""
     subprocess.run([sys.executable, "-c", SIGNALLED_ALL_THE_TIME], check=True, timeout=40)

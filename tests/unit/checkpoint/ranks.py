@@ -96,9 +96,9 @@ class Ranks:
             declared = frozenset(paths[rank]) if paths else frozenset()
             replication = Replication(rank=rank, ranks=len(self.catalogs), paths=declared)
             snapshot = snapshot_of(states[rank] if states else {"rank": rank}, replication=replication)
-            asked = SaveRequest(step=step, type=kinds[rank % len(kinds)], **request)
+            save_request = SaveRequest(step=step, type=kinds[rank % len(kinds)], **request)
             try:
-                self.ends[rank] = saver.save(snapshot, asked, self.infos[rank])
+                self.ends[rank] = saver.save(snapshot, save_request, self.infos[rank])
             except StrataError as error:
                 self.ends[rank] = error
 

@@ -1,4 +1,4 @@
-"""An etcd of several members as `strata etcd` asks it, without a network: what is asked is noted in `calls`."""
+"""An etcd of several members for `strata etcd`, without a network; it records its calls in `calls`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ REVISION = 40
 
 
 class FakeCluster:
-    """`Cluster`: members 1, 2, … of which the first leads; `silent` ones do not answer."""
+    """A fake `Cluster` of members 1, 2, …: the first leads, and those in `silent` do not answer."""
 
     def __init__(self, members: int = 3, *, silent: tuple[int, ...] = ()) -> None:
         self.silent = set(silent)
         self.leader_id = 1
         self.electing = 0
-        """So many more looks find members that know no leader."""
+        """The number of further status calls in which members know no leader."""
         self.calls: list[str] = []
         self.failing: dict[str, list[StrataError]] = {}
-        """What the next calls of a method raise, once each; after the call took effect if it is `lost`."""
+        """The errors that the next calls of a method raise, one each; with `lost`, the call takes effect first."""
         self.lost = False
         self.alarms_on: list[Alarm] = []
         self.shrinking: dict[int, list[int]] = {}
-        """What a member's database uses, status after status; then 0."""
+        """The bytes in use of a member's database, one for each status call; then 0."""
         self.bytes = dict.fromkeys(range(1, members + 1), 1000)
         self.there = {
             number: Member(
@@ -41,11 +41,11 @@ class FakeCluster:
 
     @property
     def store(self) -> EtcdStore:
-        """What the commands take."""
+        """This cluster as the store that commands take."""
         return cast(EtcdStore, FakeStore(self))
 
     def _fail(self, method: str, effect: Callable[[], object]) -> None:
-        """Have the effect; or fail, without it unless answers are lost."""
+        """Apply the effect; or raise the next error, with the effect only if `lost` is set."""
         if errors := self.failing.get(method):
             if self.lost:
                 effect()
@@ -101,7 +101,7 @@ class FakeCluster:
         return added
 
     def started(self, name: str) -> None:
-        """Let the learner start under a name."""
+        """Start the learner under a name."""
         self.there[0xA0] = replace(self.there[0xA0], name=name, client_urls=("http://h160:2379",))
 
     async def promote(self, member_id: int) -> None:
@@ -124,7 +124,7 @@ class FakeCluster:
 
 
 class FakeStore:
-    """As much of `EtcdStore` as the commands use."""
+    """The part of `EtcdStore` that the commands use."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""The command line as a whole."""
+"""All commands of the command line: help, options and imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from strata.cli import app as command_line
 from strata.cli.app import assembled
 
-# click's group, which typer hides
+# typer's type hides the commands of click's group
 COMMANDS = getattr(typer.main.get_command(assembled()), "commands")  # noqa: B009
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
@@ -65,7 +65,7 @@ def test_a_command_loads_no_other() -> None:
 
 SERVERS = {"dev", "coordinator", "run"}
 PASSED_ON = {"logs"}
-"""What others wrote, as they wrote it."""
+"""Commands that print the output of other programs unchanged."""
 
 
 def every_command() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""However a command ends, nobody sees a traceback."""
+"""No end of a command prints a traceback."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ctrl_c_while_the_command_still_loads(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("command", "code"), [("run", 75), ("status", -signal.SIGTERM)])
 def test_a_preemption_while_the_command_still_loads(command: str, code: int) -> None:
-    """A scheduler that takes the node away then shall put `strata run` back into its queue."""
+    """If a scheduler preempts the node at that time, it must put `strata run` back into its queue."""
     program = (
         "import os, signal, sys\n"
         "import strata.cli, strata.cli.app\n"

@@ -1,4 +1,4 @@
-"""`strata logs`: what is shown of a folder with the files of ranks."""
+"""`strata logs`: the output shown for a folder with the files of ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strata.launch.rank_logs import leave_link
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The output of job `gpt`, as an agent left it on this host."""
+    """A folder with the output of job `gpt`, as an agent on this host wrote it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("STRATA_RUN_LOG_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_of_each_rank_the_newest_process_is_shown_with_its_rank(
 def test_the_newest_file_is_the_one_that_was_written_last(
     capfdbinary: pytest.CaptureFixture[bytes], folder: Path
 ) -> None:
-    """A job that was deleted and begun again counts its generations from 1."""
+    """A job that was deleted and created again counts its generations from 1."""
     for file in folder.iterdir():
         os.utime(file, (1_000_000_000, 1_000_000_000))
     write(folder, 1, 1, b"begun again\n")
@@ -82,7 +82,11 @@ def test_what_is_followed_is_what_is_written_from_now_on(
 ) -> None:
     for file in folder.iterdir():
         os.utime(file, (1_000_000_000, 1_000_000_000))
-    written = [(1, b"begun again\n"), (3, b"three, no end"), (1, b"late\n")]  # between two looks each
+    written = [
+        (1, b"begun again\n"),
+        (3, b"three, no end"),
+        (1, b"late\n"),
+    ]  # each is written between two readings of the folder
     times = iter(range(1_000_000_001, 1_000_000_009))
 
     def pause(_seconds: float) -> None:

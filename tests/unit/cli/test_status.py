@@ -1,4 +1,4 @@
-"""What `strata status` and `strata doctor` say of coordinators that are gone, of etcd's errors and of members."""
+"""The output of `strata status` and `strata doctor` about lost coordinators, errors of etcd, and members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata top` on resources that are made up: `python -m tests.unit.cli.top_program [broken]`."""
+"""`strata top` on sample resources: `python -m tests.unit.cli.top_program [broken]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.cli import looked
 
 
 class Client:
-    """Answers with what `looked` makes; the training makes a step each time it is asked for."""
+    """A client that answers with the resources of `looked`; the training advances by one step a request."""
 
     def __init__(self) -> None:
         self.timeout_s = 1.0
@@ -22,7 +22,7 @@ class Client:
         self.broken = False
 
     def resource(self, path: str) -> Any:
-        """Return a resource."""
+        """Return the resource of a path."""
         return json.loads(msgspec.json.encode(self._made(path.partition("?")[0])))
 
     def _made(self, path: str) -> object:

@@ -270,11 +270,11 @@ async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_
     await first_unready_tick(r)
     while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
         await asyncio.sleep(0.01)
-    [asked] = [other for other in r.others if other.hellos]
+    [probed] = [other for other in r.others if other.hellos]
     before.ready = True
     await asyncio.sleep(1.5)
-    asked.welcome(asked.links[-1])
-    assert await r.reconnected(2) is asked
+    probed.welcome(probed.links[-1])
+    assert await r.reconnected(2) is probed
     await asyncio.sleep(30)
     assert [len(other.hellos) for other in r.replicas].count(1) == 2, "nobody else was asked"
 
@@ -288,11 +288,11 @@ async def test_whoever_has_the_hello_is_asked_first_when_the_first_replica_lets_
     await first_unready_tick(r)
     while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
         await asyncio.sleep(0.01)
-    [asked] = [other for other in r.others if other.hellos]
+    [probed] = [other for other in r.others if other.hellos]
     for other in r.others:
         other.welcoming = True
     before.down()
-    assert await r.reconnected(2) is asked
+    assert await r.reconnected(2) is probed
 
 
 @in_rig(rig, 3)
@@ -370,15 +370,15 @@ async def test_a_look_ends_with_the_connection_that_it_was_made_for(r: Rig) -> N
     await first_unready_tick(r)
     while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
         await asyncio.sleep(0.01)
-    asked, third = sorted(r.others, key=lambda other: -len(other.hellos))
+    probed, third = sorted(r.others, key=lambda other: -len(other.hellos))
     third.welcoming = True
-    asked.refuse_hello = errors.Unavailable("this replica is not ready")
+    probed.refuse_hello = errors.Unavailable("this replica is not ready")
     r.serving.down()
     assert await r.reconnected(2) is third
-    asked.welcome(asked.links[0])
+    probed.welcome(probed.links[0])
     await asyncio.sleep(1.0)
-    asked.welcoming, asked.refuse_hello = True, None
-    hellos = len(asked.hellos)
+    probed.welcoming, probed.refuse_hello = True, None
+    hellos = len(probed.hellos)
     third.down()
-    assert await r.reconnected(3) is asked
-    assert len(asked.hellos) == hellos + 1, "welcomed by a hello of now, not by the late welcome"
+    assert await r.reconnected(3) is probed
+    assert len(probed.hellos) == hellos + 1, "welcomed by a hello of now, not by the late welcome"

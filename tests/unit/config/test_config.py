@@ -1,4 +1,4 @@
-"""Flag > environment > file > default, and every mistake named with its source."""
+"""Precedence of settings: flag > environment > file > default; an error names the source of the bad value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `strata run` can be told of ranks that stand still."""
+"""The settings of `strata run` for stalled ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration as nobody should have written it: one error that names the file or the setting, at once."""
+"""Malformed configuration raises one error at once, which names the file or the setting."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_command_ends_at_once_with_the_code_of_a_wrong_configuration(tmp_path:
     for shape in ("fifo", "zero"):
         path = tmp_path / f"{shape}.toml"
         put_shape(path, shape)
-        code, said = run_strata(command, "--config", str(path), *words, env=None)
-        assert code == 2, said
-        assert "Traceback" not in said
-        assert f"cannot read {path}: it is no regular file" in said.replace("\n", " ")
+        code, output = run_strata(command, "--config", str(path), *words, env=None)
+        assert code == 2, output
+        assert "Traceback" not in output
+        assert f"cannot read {path}: it is no regular file" in output.replace("\n", " ")

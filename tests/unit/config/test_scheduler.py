@@ -1,4 +1,4 @@
-"""Who a member is when Slurm or Kubernetes started it."""
+"""The identity of a member that Slurm or Kubernetes started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A password in an address is refused, and shows nowhere: no error, no log, no traceback, no help."""
+"""A password in an address is refused, and appears in no error, log, traceback or help."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def test_what_has_no_password_is_taken(ordinary: str) -> None:
 
 
 def test_what_a_library_says_of_a_proxy_is_redacted() -> None:
-    said = 'Failed to connect to proxy URL: "http://ada:hunter2@proxy:3128", s3://bucket/a@b is fine'
+    message = 'Failed to connect to proxy URL: "http://ada:hunter2@proxy:3128", s3://bucket/a@b is fine'
     shown = 'Failed to connect to proxy URL: "http://…@proxy:3128", s3://bucket/a@b is fine'
-    assert redacted(said) == shown
-    error = Unavailable(said, hint=said)
+    assert redacted(message) == shown
+    error = Unavailable(message, hint=message)
     assert (error.message, error.hint) == (shown, shown)
     assert SECRET not in everything(error)
 

@@ -1,4 +1,4 @@
-"""An etcd of three members in memory, for `back_up`: its keys are real, its database is a few KiB."""
+"""A fake etcd of three members in memory, for `back_up`: its keys are real, its database has a few KiB."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SNAPSHOT = DATABASE + hashlib.sha256(DATABASE).digest()
 
 
 class StubEtcd:
-    """What `connect` returns: the store and its `cluster` in one. A test changes what it answers."""
+    """The result of `connect`: the store and its `cluster` in one. A test sets its answers."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
@@ -29,13 +29,13 @@ class StubEtcd:
         self.snapshot_bytes = SNAPSHOT
         self.piece_bytes = 4096
         self.breaks_with: BaseException | None = None
-        """Raised in the middle of a stream."""
+        """The error to raise in the middle of a stream, if any."""
         self.writes_fail_with: StrataError | None = None
         self.alarms_on: tuple[Alarm, ...] = ()
         self.at_snapshot: Callable[[], None] = lambda: None
-        """Called before a stream begins."""
+        """A function that is called before a stream begins."""
         self.asked: list[str] = []
-        """The endpoints that a snapshot was asked of."""
+        """The endpoints that received a snapshot request."""
         self.opened = self.closed = 0
         leading = MemberStatus(
             endpoint="h1:2379",
@@ -58,7 +58,7 @@ class StubEtcd:
         }
 
     def begins_anew(self, uid: str) -> None:
-        """Hold another cluster, as after a wipe, or after a restore."""
+        """Replace the keys by those of another cluster, as after a wipe or a restore."""
         self.memory = MemoryStore()
         self.memory.execute(Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid=uid))),)))
 
@@ -72,7 +72,7 @@ class StubEtcd:
     async def __aexit__(self, *_: object) -> None:
         self.closed += 1
 
-    # -- the store
+    # -- methods of the store
 
     async def read(self, request: Range) -> RangeResult:
         return self.memory.read(request)
@@ -86,7 +86,7 @@ class StubEtcd:
             raise self.writes_fail_with
         return self.memory.execute(txn)
 
-    # -- its members
+    # -- methods of the cluster's members
 
     @property
     def cluster(self) -> Self:

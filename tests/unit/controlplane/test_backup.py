@@ -249,9 +249,9 @@ def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
     """A restore begins just before the member takes the snapshot, which may hold half of the keys and no uid."""
 
     def restore_begins() -> None:
-        gone = Txn(success=(Delete(key=KEYS.uid),))
+        removed = Txn(success=(Delete(key=KEYS.uid),))
         new = Txn(success=(Put(key=KEYS.uid, value=encode(ClusterUid(uid=f"{UID}.77"))),))
-        etcd.memory.execute(gone if by_then == "restoring" else new)
+        etcd.memory.execute(removed if by_then == "restoring" else new)
 
     etcd.at_snapshot = restore_begins
     with pytest.raises(Conflict, match="changed while its snapshot was taken") as caught:

@@ -1,4 +1,4 @@
-"""The document of a backup: read back as written, and refused if it is anything else."""
+"""The metadata document of a backup: it is read as written, and any other content is refused."""
 
 from __future__ import annotations
 

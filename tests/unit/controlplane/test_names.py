@@ -1,4 +1,4 @@
-"""Names of a backup's files: what is written is read back, and nothing else is taken for one."""
+"""Names of a backup's files: every written name is parsed, and no other name is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restore may begin with."""
+"""The states of etcd in which a restore may begin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_in_place_it_begins_with_what_etcd_holds() -> None:
 
 @pytest.mark.parametrize("source", ["the backup of yesterday", "storage", ""])
 def test_half_of_another_restore_is_not_completed_in_place(source: str) -> None:
-    """A restore from a backup was interrupted: what it had not written yet would count as removed."""
+    """After an interrupted restore from a backup, the keys that it has not written would count as removed."""
     with pytest.raises(Refused, match="etcd holds only a part of") as error:
         base_in_place(held(restoring=interrupted(in_place=False, source=source)))
     assert error.value.hint == f"run that one again, from {source or 'where it was from'}: it goes on"

@@ -1,4 +1,4 @@
-"""etcd's SHA-256 at the end of a snapshot, whatever pieces it comes in."""
+"""etcd's SHA-256 at the end of a snapshot, for any sizes of the pieces."""
 
 from __future__ import annotations
 

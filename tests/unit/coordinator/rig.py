@@ -125,7 +125,7 @@ def writes(call: Call, key: str) -> bool:
 
 
 class Moment:
-    """The first call that `matches` and takes effect. `act` runs once, before any watch or caller learns of the call."""
+    """The first call that `matches` and takes effect: `act` runs then, once, before any watch or caller knows of it."""
 
     def __init__(self, matches: Callable[[Call], bool]) -> None:
         self.matches = matches

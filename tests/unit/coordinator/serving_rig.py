@@ -35,7 +35,7 @@ JOB = KEYS.job("job")
 _P = ParamSpec("_P")
 
 LIMIT_S = 120.0
-"""Virtual seconds that a test waits for what must happen."""
+"""Virtual seconds that a test waits for an expected event."""
 
 
 class Idle:
@@ -259,7 +259,7 @@ def in_cluster(
 
 
 in_world = partial(in_cluster, Cluster.world)
-"""Give a test a world as well: its members, by rank, which are at these replicas."""
+"""Make an `async def` test that gets a `cluster` and the members of a world, by rank, at these replicas."""
 
 
 @asynccontextmanager

@@ -49,12 +49,12 @@ def test_a_signal_right_behind_its_first_word_ends_it_in_good_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In CI, the log line came before the signal handlers were installed, and SIGTERM killed the replica."""
-    said: list[str] = []
+    logged: list[str] = []
     missed: list[int] = []
 
     class Log:
         def info(self, event: str, **_more: object) -> None:
-            said.append(event)
+            logged.append(event)
             if event == "coordinator_starts":
                 signal.raise_signal(signal.SIGTERM)
 
@@ -66,6 +66,6 @@ def test_a_signal_right_behind_its_first_word_ends_it_in_good_order(
         asyncio.run(run_coordinator(CoordinatorConfig(replica="east-1", etcd=nowhere)))
     finally:
         after = {n: signal.signal(n, handler) for n, handler in before.items()}
-    assert said == ["coordinator_starts", "signalled", "coordinator_ended"]
+    assert logged == ["coordinator_starts", "signalled", "coordinator_ended"]
     assert not missed
     assert set(after.values()) == {signal.SIG_IGN}, "nothing interrupts the end of the process"

@@ -286,14 +286,14 @@ async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_tr
     node: Node,
 ) -> None:
     clock = asyncio.get_running_loop().time
-    asked = await preempted(replicas, node)
+    notice_at = await preempted(replicas, node)
     forming = await replicas.generation(node, 2)
-    assert GRACE_S + LATE_S - 0.1 <= clock() - asked <= GRACE_S + LATE_S + 1
+    assert GRACE_S + LATE_S - 0.1 <= clock() - notice_at <= GRACE_S + LATE_S + 1
     head = not_none(forming.head())
     assert head.record.forming
     assert len(head.record.asked) == 1
     again = (await replicas.generation(node, 3)).head()
-    assert GRACE_S + GONE_S - 0.1 <= clock() - asked <= GRACE_S + GONE_S + 1
+    assert GRACE_S + GONE_S - 0.1 <= clock() - notice_at <= GRACE_S + GONE_S + 1
     assert again is not None
     assert (again.record.members, again.record.asked) == (2, ())
 
@@ -301,11 +301,11 @@ async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_tr
 @in_cluster(Cluster.follower, idle=True)
 async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Cluster, node: Node) -> None:
     clock = asyncio.get_running_loop().time
-    asked = await preempted(replicas, node)
+    notice_at = await preempted(replicas, node)
     await asyncio.sleep(20)
     leader = await replicas.leader()
     await leader.stop()
     successor = await replicas.leader()
     assert successor is not leader
     await replicas.generation(node, 2)
-    assert GRACE_S + LATE_S + 19 <= clock() - asked <= GRACE_S + LATE_S + 30
+    assert GRACE_S + LATE_S + 19 <= clock() - notice_at <= GRACE_S + LATE_S + 30

@@ -1,7 +1,7 @@
 """The leader dies in the middle of a world change, at every transaction boundary, in three ways.
 
-Whatever the leader had written, and whichever of its writes arrive later, its successor completes exactly the world
-that was due: no generation repeats or is left out, and the keyspace is consistent at every revision.
+Any of its writes may have taken effect, or take effect later. Its successor still completes exactly the world that was
+due: no generation repeats or is left out, and the keyspace is consistent at every revision.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tests.unit.core.rig import release
 
 MODES = ("unsent", "unanswered", "late")
 LATE_S = 15.0
-"""Longer than a successor needs to be elected and to make the world."""
+"""Seconds of delay: longer than a successor's election and its new world take."""
 DUE_S = 60.0
 MEMBERS = 5
 
@@ -152,7 +152,7 @@ class Play:
         )
 
     async def stop(self, action: StopAction, *workers: str) -> None:
-        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))  # or the leader would wait for no rank at a stop
+        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))  # or the leader would not wait for ranks
         request = StopRequest(action=action, reason="asked", workers=tuple(map(WorkerId, workers)))
         await self.settle(lambda job: decide_stop(job, request))
 
@@ -192,7 +192,7 @@ class Change:
     most: int = MEMBERS
     limit: int = 3
     first: int = MEMBERS
-    """How many members are there before the trigger."""
+    """Number of members before the trigger."""
     restores: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""A job in one world, and saves of it by the decisions alone."""
+"""A job in one world, and its saves, made by the pure decisions alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Job:
         )
 
     def commit(self) -> list[CheckpointRecord]:
-        """Do what every replica does on a change; return the committed ones."""
+        """Commit what is complete, as every replica does on a change; return the committed records."""
         for entry in self.store.job().checkpoints():
             decision = decide_commit(self.store.job(), entry)
             assert decision.refusal is None
@@ -115,12 +115,12 @@ class Job:
             self.save(step, **more)
 
     def close(self) -> None:
-        """Do what the leader does before a new head."""
+        """Close the generation's open attempts, as the leader does before a new head."""
         generation = self.author(0).generation
         self.store.settle(lambda job: decide_close(job, through_generation=generation, reason="new world"))
 
     def next_world(self) -> None:
-        """End the generation by the death of b, who comes back."""
+        """End the generation: b dies, and registers again."""
         leave(self.store, "b")
         register(self.store, "b")
         self.close()

@@ -1,4 +1,4 @@
-"""What most tests of this folder begin with."""
+"""Fixtures of most tests of this folder."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def store() -> Store:
 
 @pytest.fixture
 def epoch(store: Store) -> int:
-    """Let somebody lead."""
+    """Elect a leader; return its epoch."""
     return lead(store)

@@ -1,4 +1,4 @@
-"""A job with checkpoints, and what happens to them after their commit, by the decisions alone."""
+"""A job with checkpoints, and their maintenance after the commit, by the pure decisions alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.core.rig import JOB, carry_out, leave, register
 
 
 class KeptJob(Job):
-    """A job of one rank, unless told otherwise, that has saved these steps."""
+    """A job, of one rank by default, that has saved these steps."""
 
     def __init__(self, *steps: int, **slots: int) -> None:
         super().__init__(**(slots or {"a": 1}))
@@ -31,11 +31,11 @@ class KeptJob(Job):
         return [e.record.step for e in self.store.job().checkpoints() if e.record.state is state]
 
     def policy(self, tiers: dict[str, Keep] | None = None, **keep: Any) -> None:
-        wanted = Retention(keep=Keep(**keep), tiers=tiers or {})
-        self.store.settle(lambda job: decide_set_retention(job, wanted))
+        retention = Retention(keep=Keep(**keep), tiers=tiers or {})
+        self.store.settle(lambda job: decide_set_retention(job, retention))
 
     def mark(self, now_unix_ms: int = 0) -> list[str]:
-        """Do what the leader does after a change; return what it said."""
+        """Confirm reports and write tombstones, as the leader does after a change; return the decisions' reasons."""
         reasons = []
         for decide in (next_confirmation, lambda job: next_tombstone(job, now_unix_ms=now_unix_ms)):
             while (decision := decide(self.store.job())).txn is not None:
@@ -49,13 +49,13 @@ class KeptJob(Job):
         assert self.store.problems() == []
 
     def delete(self, step: int, *, finished: bool = False, **more: Any) -> None:
-        """Have a checkpoint deleted; or, with its bytes removed, forgotten."""
+        """Mark a checkpoint deleted; if `finished`, remove its record, as after the removal of its bytes."""
         which = {"step": step, "attempt": f"x{step}", "finished": finished, **more}
         self.store.settle(lambda job: decide_delete(job, **which))
         self.sound()
 
     def removed(self, step: int, **more: Any) -> None:
-        """Let somebody remove the bytes of a tombstone."""
+        """Report that a tombstone's bytes are removed."""
         self.delete(step, finished=True, **more)
 
     def pin(self, step: int, *, who: str = "me") -> None:
@@ -80,12 +80,12 @@ class KeptJob(Job):
         )
 
     def reader_goes(self, lease: int = 7) -> None:
-        """Let a reader's lease run out; the view hears of it by the watch."""
+        """Let a reader's lease expire: its keys are deleted."""
         for key in sorted(self.store.state.leased[lease]):
             self.store.delete(key)
 
     def copy(self, step: int, tier: str = "s3", *, seal: bool = True, **more: Any) -> None:
-        """Report every part of a checkpoint, and the seal, on a further tier."""
+        """Report every part of a checkpoint, and the seal, as copied to a further tier."""
         record = self.record(step)
         where = (step, record.generation, record.attempt)
         view = self.store.job().view
@@ -111,7 +111,7 @@ class KeptJob(Job):
         self.sound()
 
     def save_and_copy(self, *steps: int) -> None:
-        """Save these on both tiers."""
+        """Save these steps and copy them to the second tier."""
         for step in steps:
             self.save(step)
             self.copy(step)
@@ -130,7 +130,7 @@ class KeptJob(Job):
         return self.damage(step, "host-b", **more)
 
     def another_generation(self) -> None:
-        """End the generation by the death of its only member, who comes back."""
+        """End the generation: its only member dies, and registers again."""
         leave(self.store, "a")
         register(self.store, "a")
         self.close()
@@ -138,7 +138,7 @@ class KeptJob(Job):
         self.sound()
 
     def plan(self) -> None:
-        """Let the leader do what the view asks for."""
+        """Let the leader close the generation and plan until nothing is left to do."""
         self.close()
         carry_out(self.store, self.epoch, settled=True)
         self.sound()

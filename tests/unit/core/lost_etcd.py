@@ -1,4 +1,4 @@
-"""A job with a history, of which an older etcd and the storage are what is left."""
+"""A job with a history of which only an older etcd backup and the storage are left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Predecessor = tuple[int, int, str]
 
 
 class LostJob(KeptJob):
-    """Remembers what each marker in storage says; `found` is what a search would find now."""
+    """A job that remembers each marker in storage; `found` returns the result of a search now."""
 
     def __init__(self, *steps: int, **slots: int) -> None:
         self.predecessors: dict[str, Predecessor | None] = {}
@@ -39,21 +39,21 @@ class LostJob(KeptJob):
         return committed
 
     def next_world_of_one(self) -> None:
-        """End the generation by the death of the only member, which comes back."""
+        """End the generation: the only member dies, and registers again."""
         self.another_generation()
 
     def base(self) -> dict[str, bytes]:
-        """Return the keys as a backup has them."""
+        """Return the keys and values, as in a backup."""
         return {kv.key: kv.value for kv in self.store.view().walk("")}
 
     def found(self, *roots: str, **more: Any) -> Found:
-        """Return what storage proves: a marker and all bytes of what is committed, on each tier that is there."""
+        """Return the proof in storage: marker and bytes of each committed checkpoint, on each tier of its record."""
         searched = roots or (ROOT,)
         job = self.store.job()
         checkpoints = [
             checkpoint
             for entry in job.checkpoints()
-            if entry.record.attempt in self.predecessors  # others were given up, and have no marker
+            if entry.record.attempt in self.predecessors  # aborted attempts have no marker
             for checkpoint in copies_of(job, entry.record, searched, self.predecessors[entry.record.attempt])
         ]
         generations = {JOB.name: max((e.record.generation for e in job.checkpoints()), default=0)}
@@ -114,7 +114,7 @@ def found_of(
 
 
 def restored(base: Mapping[str, bytes], found: Found, *, now_unix_ms: int = 7) -> tuple[RestoredKeys, Store]:
-    """Complete a keyspace and load it into another etcd; what is there is sound, and completed once more it stays."""
+    """Complete a keyspace, load it into another etcd; assert it is sound and a second completion is a no-op."""
     result = complete(KEYS, base, found, why=WHY, now_unix_ms=now_unix_ms)
     store = Store()
     for key, value in result.values.items():
@@ -134,7 +134,7 @@ def only_job(result: RestoredKeys) -> Any:
 
 
 def records(store: Store) -> dict[int, CheckpointRecord]:
-    """Return the records by step, the newest of each."""
+    """Return the newest record of each step."""
     return {e.record.step: e.record for e in store.job().checkpoints()}
 
 

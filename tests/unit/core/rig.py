@@ -1,7 +1,7 @@
-"""A store without time or tasks, and views of it: what the tests of this folder start from.
+"""A store without time or tasks, and views of it, for the tests of this folder.
 
-The store is etcd's data model (`strata.testing.mvcc`), so that compares mean what they mean there.
-An `Observer` is somebody with a view of their own, which may lag.
+The store is etcd's data model (`strata.testing.mvcc`), so compares have etcd's meaning.
+An `Observer` stands for a process with its own view, which may lag.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Store:
 
     @property
     def live(self) -> JobView:
-        """The job as it is, for looking at once: it changes with the next write."""
+        """The job now; the view changes with the next write, so read it at once."""
         return JobView(self._live, JOB)
 
     @property
@@ -65,7 +65,7 @@ class Store:
         return result
 
     def put(self, key: str, record: Any) -> int:
-        """Write a record by hand; return the revision."""
+        """Write a record directly; return the revision."""
         return self.execute(Txn(success=(Put(key=key, value=encode(record)),))).revision
 
     def delete(self, key: str) -> int:
@@ -82,7 +82,7 @@ class Store:
         return JobView(self.view(revision), JOB)
 
     def settle(self, decide: Callable[[JobView], Decision]) -> Decision:
-        """Do what a replica's executor does, alone: decide, execute, until nothing is left."""
+        """Decide and execute until nothing is left, as a replica's executor does."""
         decision = decide(self.live)
         for _ in range(20):
             if decision.txn is None:
@@ -98,7 +98,7 @@ class Store:
 
 
 class Observer:
-    """Somebody who decides on a view of their own."""
+    """A process that decides on its own view."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -109,7 +109,7 @@ class Observer:
         return JobView(self.view, JOB)
 
     def catch_up(self, revision: int | None = None) -> None:
-        """Apply what happened up to `revision`, or everything."""
+        """Apply all writes up to `revision`, or every write."""
         until = self.store.revision if revision is None else revision
         if until <= self.view.revision:
             return
@@ -120,18 +120,18 @@ class Observer:
         self.view.apply(until, ())
 
 
-# -- what tests begin with --------------------------------------------------------------------
+# -- helpers to set up tests ------------------------------------------------------------------
 
 
 def lead(store: Store, name: str = "r1") -> int:
-    """Make somebody the leader, deposing whoever leads; return the epoch."""
+    """Make `name` the leader, deposing the present one; return the epoch."""
     store.delete(KEYS.leader)
     record = Leader(instance=InstanceId(f"i-{name}"), replica=ReplicaId(name), address="")
     return store.put(KEYS.leader, record)
 
 
 def serve(store: Store, name: str = "r1") -> InstanceId:
-    """Let a replica be there; return its instance."""
+    """Register a replica; return its instance."""
     instance = InstanceId(f"i-{name}")
     store.put(KEYS.replica(name), Replica(instance=instance, address=f"{name}:1"))
     return instance
@@ -163,7 +163,7 @@ def registration(
 
 
 def register(store: Store, worker: str, *, slots: int = 1, **spec: Any) -> int:
-    """Register a worker, freshly booted; return its incarnation."""
+    """Register a freshly booted worker; return its incarnation."""
     boot = f"boot-{worker}-{store.revision}"
     new = registration(worker, boot=boot, slots=slots, **spec)
     store.settle(lambda job: decide_register(job, new, served_by=InstanceId("i-r1")))
@@ -171,7 +171,7 @@ def register(store: Store, worker: str, *, slots: int = 1, **spec: Any) -> int:
 
 
 def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | None = None) -> None:
-    """Register many workers at once, quicker than one by one."""
+    """Write the keys of many workers directly, which is quicker than registering each."""
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=most or count))
     for index in range(count):
         worker = Worker(boot=BootId("b"), served_by=InstanceId("i-r1"))
@@ -186,7 +186,7 @@ def leave(store: Store, worker: str) -> None:
 def release(
     job: JobKeys, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
 ) -> Txn:
-    """Return a transaction that leaves what the release of a barrier leaves."""
+    """Return a transaction that writes the keys of a barrier's release."""
     outcome = BarrierOutcome(
         generation=generation,
         round=round_,
@@ -207,12 +207,12 @@ def release(
 def released(
     store: Store, barrier: str, generation: int = 1, *, round_: int = 1, brought: Mapping[int, bytes] = {}
 ) -> None:
-    """Leave what the release of a barrier at which all ranks have met leaves in the view."""
+    """Write the keys of the release of a barrier at which all ranks have met."""
     store.execute(release(JOB, barrier, generation, round_=round_, brought=brought))
 
 
 def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Collection[int] = ()) -> None:
-    """Leave what the ranks' meetings leave when they agree on a step to stop at; the ranks in `past` were past it."""
+    """Write the keys of the ranks' meetings that agree on a last step; the ranks in `past` were past it."""
     head = not_none(store.live.head()).record
     proposals = {rank: Agreement(begun=step).propose() for rank in range(head.size)}
     answers = {
@@ -244,7 +244,7 @@ def carry_out(store: Store, epoch: int, *, settled: bool = False, asked_s: float
 
 
 def author_of(job: JobView, rank: int) -> Author:
-    """Return `rank` of the current world as one that asks."""
+    """Return `rank` of the current world as the author of a request."""
     world = not_none(job.world())
     member = world.member_of(rank)
     return Author(

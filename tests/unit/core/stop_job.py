@@ -1,4 +1,4 @@
-"""A job whose ranks are asked to stop: what tests of notices begin with."""
+"""A job whose ranks get notices to stop, for the tests of notices."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Job:
             self.begun()
 
     def begun(self) -> None:
-        """Have the ranks of the current generation meet before their first step."""
+        """Release the begin barrier: the current generation's ranks have met before their first step."""
         released(self.store, BEGIN_BARRIER, self.head.generation)
 
     def agree(self, step: int, verdict: Verdict = Verdict.SAVE) -> None:
-        """Have the ranks of the current generation agree on a step to stop at."""
+        """Have the current generation's ranks agree on a last step."""
         agreed(self.store, step, verdict)
 
     def join(self, name: str) -> None:

@@ -1,16 +1,16 @@
-"""A generation that is asked to stop, as a model that can be searched: ranks, coordinators, the leader, one notice.
+"""A searchable model of a generation with a stop notice: ranks, coordinators, the leader, one notice.
 
-Whatever could happen next, in any order, is a move:
+Every event that can happen next is a move:
 
-    notice      the leader asks to scale, as somebody has joined; then somebody asks for more
-    rank        hears the notice, takes part in a meeting, takes its outcome, begins or finishes a step (together
-                with the others), saves its part, leaves, hears the next head and is ended by its agent, dies
-    outcome     of a meeting that all have come to, or that cannot be met any more: written once, and durable
+    notice      the leader writes a scale notice, as a member has joined; then an operator's request widens it
+    rank        receives the notice, arrives at a meeting, takes its outcome, begins or finishes a step (together
+                with the others), saves its part, leaves, is ended by its agent after the next head, dies
+    outcome     of a meeting at which all have arrived, or can no longer all arrive: written once, durable
     commit      of the step that all ranks have saved
-    loss        of all coordinators: arrivals are gone, and are sent again when one is back; what is written stays
+    loss        of all coordinators: arrivals are lost, and sent again when one is back; written keys stay
     head        the leader ends the generation
 
-`faults` are planted: a rule of the protocol is broken, and the search must find that.
+`faults` are planted: each breaks a rule of the protocol, and the search must find it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from strata.core.stop.last_step import Agreement, Decision, NextStep, read_decis
 NOTHING, SCALE, DRAIN, PREEMPT = range(4)
 """Notices, each wider than the one before. DRAIN names rank 0."""
 BROKEN: Final[tuple[tuple[int, bytes], ...]] = ((-1, b""),)
-"""The outcome of a meeting that somebody could not come to."""
+"""The outcome of a meeting at which some rank could not arrive."""
 
 Arrivals = tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank. `meetings`: how many it has come to; `told`: the outcomes it has taken; `sent`: what it brought last."""
+    """One rank. `meetings`: number of its arrivals; `told`: number of outcomes it took; `sent`: its last payload."""
 
     agreement: Agreement = field(default_factory=Agreement)
     completed: int = 0
@@ -45,7 +45,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One state. `head`: what the next head restores (whether the common step), and the notice that it knows."""
+    """One state. `plan`, `head`: (whether the next head restores the common step, the notice that it knows)."""
 
     ranks: tuple[Rank, ...]
     notice: int = NOTHING
@@ -60,8 +60,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What may happen. `late`: the leader waits no longer, at any moment; `deadlines`: ranks leave at theirs; `exits`: rank 0
-    ends with code 75 by itself before a world of another size; `cannot`: rank 0 can save nothing."""
+    """Possible events. `late`: the leader may stop waiting at any moment; `deadlines`: ranks leave at their deadlines;
+    `exits`: rank 0 exits with 75 by itself before a world of another size; `cannot`: rank 0 can save nothing."""
 
     last: int = 3
     begun: int = 1
@@ -76,7 +76,7 @@ class Rules:
 
 
 class Violation(AssertionError):
-    """A promise is broken."""
+    """An invariant does not hold."""
 
 
 def leaves(notice: int, index: int) -> bool:
@@ -88,7 +88,7 @@ def put(model: Model, index: int, rank: Rank) -> Model:
 
 
 def decided(model: Model) -> list[Decision]:
-    """Return every decision that an outcome says."""
+    """Return the decision of every outcome that has one."""
     found = (read_decision(dict(one), ranks=len(model.ranks)) for one in model.outcomes if one is not BROKEN)
     return [one for one in found if one is not None]
 
@@ -97,7 +97,7 @@ def decided(model: Model) -> list[Decision]:
 
 
 def moves(model: Model, rules: Rules) -> Iterator[Model]:
-    """Yield what may happen next. After the head ranks are ended one by one: till then they do what they may do without it."""
+    """Yield the state after each possible event. The head is the end: ranks do nothing new before they are ended."""
     if model.head is not None:
         return
     for index, rank in enumerate(model.ranks):
@@ -132,19 +132,19 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
         if rank.completed >= rules.last:
             yield put(model, index, replace(rank, end="done"))
         elif all(one.agreement.begun >= begun and one.end != "died" for one in model.ranks):
-            # in one act with the look at the gate, as `Run` does
+            # atomic with the check of `begin`, as in `Run`
             agreement, _ = rank.agreement.begin(begun)
             yield put(model, index, replace(rank, completed=begun, agreement=agreement))
         return
-    agreement, gate = rank.agreement.begin(rank.completed)
+    agreement, next_step = rank.agreement.begin(rank.completed)
     leaver = leaves(rank.heard, index)
     if leaver and rules.deadlines:
         yield put(model, index, replace(rank, end="left"))
-    if gate is NextStep.GO:
+    if next_step is NextStep.GO:
         yield put(model, index, replace(rank, agreement=agreement))
-    elif gate is NextStep.WAIT and "a local release" in rules.faults:
+    elif next_step is NextStep.WAIT and "a local release" in rules.faults:
         yield put(model, index, replace(rank, agreement=agreement.released()))
-    elif gate is NextStep.STOP:
+    elif next_step is NextStep.STOP:
         saves = agreement.decision is not None and agreement.decision.save
         if saves and not rank.saved and model.up:
             yield put(model, index, replace(rank, saved=True))
@@ -161,16 +161,16 @@ def agrees(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
         return
     if len(model.outcomes) < rank.meetings or not model.up:
         return
-    outcome, told = model.outcomes[rank.told], replace(rank, told=rank.told + 1)
+    outcome, taken = model.outcomes[rank.told], replace(rank, told=rank.told + 1)
     if outcome is BROKEN:
-        yield put(model, index, replace(told, agreement=agreement.released()))
+        yield put(model, index, replace(taken, agreement=agreement.released()))
     elif rank.meetings % 2:
         agreement, payload = agreement.answer(dict(outcome), ranks=size)
         if "one round only" in rules.faults:
             agreement = replace(agreement, decision=agreement.offer, hold=None)
-        yield arrives(model, index, replace(told, agreement=agreement), payload)
+        yield arrives(model, index, replace(taken, agreement=agreement), payload)
     else:
-        yield put(model, index, replace(told, agreement=agreement.conclude(dict(outcome), ranks=size)))
+        yield put(model, index, replace(taken, agreement=agreement.conclude(dict(outcome), ranks=size)))
 
 
 def arrives(model: Model, index: int, rank: Rank, payload: bytes) -> Model:
@@ -191,7 +191,7 @@ def sent_again(model: Model, rules: Rules) -> Arrivals:
 
 
 def written(model: Model, rules: Rules) -> Iterator[Model]:
-    """Yield what coordinators may write."""
+    """Yield the states after each write that coordinators may make."""
     if not model.up:
         return
     size, ranks = len(model.ranks), model.ranks
@@ -213,7 +213,7 @@ def written(model: Model, rules: Rules) -> Iterator[Model]:
 
 
 def ends(model: Model, rules: Rules) -> bool:
-    """Tell whether the leader ends the generation."""
+    """Return whether the leader ends the generation."""
     if any(rank.end == "died" for rank in model.ranks):
         return True
     if not model.notice or all(rank.end == "done" for rank in model.ranks):
@@ -222,15 +222,15 @@ def ends(model: Model, rules: Rules) -> bool:
         return False  # it is about to finish
     if rules.late or model.committed or any(not one.save for one in decided(model)):
         return True
-    asked = [rank for index, rank in enumerate(model.ranks) if leaves(model.notice, index)] or model.ranks
-    return all(rank.end for rank in asked)
+    leavers = [rank for index, rank in enumerate(model.ranks) if leaves(model.notice, index)] or model.ranks
+    return all(rank.end for rank in leavers)
 
 
-# -- what must hold -----------------------------------------------------------------------------
+# -- invariants ---------------------------------------------------------------------------------
 
 
 def check(model: Model) -> None:
-    """Raise `Violation` where a promise is broken."""
+    """Raise `Violation` if an invariant does not hold."""
     found = decided(model)
     if len({one.step for one in found}) > 1 or len(found) > 1:
         raise Violation("S was decided twice in a generation")
@@ -248,7 +248,7 @@ def check(model: Model) -> None:
 
 
 def check_end(model: Model) -> str:
-    """Nothing can move any more: say how it ended; `Violation` if a rank waits for ever."""
+    """Return how a state without moves ended; raise `Violation` if a rank waits forever."""
     if model.head is None:
         if any(rank.end != "done" for rank in model.ranks):
             raise Violation(f"a rank waits for ever, or the leader does: {model}")
@@ -257,7 +257,7 @@ def check_end(model: Model) -> str:
 
 
 def canonical(model: Model) -> Model:
-    """Return the same state with the ranks in a fixed order, where none of them differs from the others by name."""
+    """Return the same state with its ranks in a fixed order, for rules that name no rank."""
     order = sorted(range(len(model.ranks)), key=lambda index: hash(model.ranks[index]))
     if order == sorted(order):
         return model
@@ -275,7 +275,7 @@ def canonical(model: Model) -> Model:
 
 
 def search(size: int, rules: Rules) -> tuple[set[str], int]:
-    """Visit every state that can be reached; return how it can end, and how many states there are."""
+    """Visit every reachable state; return the possible ends and the number of states."""
     begin = Model(tuple(Rank(agreement=Agreement(begun=rules.begun)) for _ in range(size)))
     seen, todo, ends_ = {begin}, [begin], set()
     named = (

@@ -101,12 +101,12 @@ def test_all_generations_are_cleared_away_but_the_newest(aged: Aged) -> None:
 
 
 def test_a_stop_that_is_asked_for_again_was_carried_out_though_two_worlds_followed(aged: Aged) -> None:
-    asked = StopRequest(action=StopAction.PREEMPT, reason="maintenance", generation=1)
-    aged.store.settle(lambda job: decide_stop(job, asked))
+    request = StopRequest(action=StopAction.PREEMPT, reason="maintenance", generation=1)
+    aged.store.settle(lambda job: decide_stop(job, request))
     for _ in range(2):
         aged.next_generation()
         aged.clean()
-    again = decide_stop(aged.store.job(), asked)
+    again = decide_stop(aged.store.job(), request)
     assert (again.txn, again.refusal) == (None, None)
 
 
@@ -116,7 +116,7 @@ def test_what_a_generation_restored_stays_while_it_supersedes_a_record(aged: Age
     assert aged.store.job().restored(2) == 20
     checkpoint(
         aged.store, 40, generation=1, state=CheckpointState.COMMITTED
-    )  # what generation 1 had saved beyond it, and storage knows of
+    )  # a save of generation 1 beyond the restored step, still in storage
     aged.next_generation()
     aged.store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
     aged.store.put(JOB.stopped_rank(2, 0), RankStopped(worker=WorkerId("w0")))
@@ -170,8 +170,8 @@ class Served:
             self.serve(f"w{index}", instance)
 
     def serve(self, worker: str, instance: InstanceId) -> None:
-        who = registration(worker, max_workers=2)
-        self.store.settle(lambda job: decide_register(job, who, served_by=instance))
+        new = registration(worker, max_workers=2)
+        self.store.settle(lambda job: decide_register(job, new, served_by=instance))
 
     def plan(self, *, seen_ms: float = 0, calm_ms: float = 0, now_ms: float = 5000) -> Plan:
         job = self.store.job()

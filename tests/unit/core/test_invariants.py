@@ -1,4 +1,4 @@
-"""Each rule has a doctored keyspace that it must reject, and a sound one that it must not."""
+"""Each rule must reject a doctored keyspace and accept a sound one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ RECORD = CheckpointRecord(
 
 
 class Sound(Store):
-    """A job in its second generation, restored from the first, with a bit of everything."""
+    """A job in its second generation, restored from the first, with keys of every kind."""
 
     def __init__(self) -> None:
         super().__init__()

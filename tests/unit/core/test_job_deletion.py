@@ -1,4 +1,4 @@
-"""Forgetting a job: all of it at once, never under somebody who uses it, and never half."""
+"""Deletion of a job: all keys in one step, and never while a member or reader uses the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.core.worlds.test_planning import Job, commit, ends, head
 
 
 def finished() -> Job:
-    """A job that has trained, saved, and is done; its members are gone."""
+    """Return a job that has trained, saved, and is done; its members have left."""
     job = Job(2)
     job.go(settled=True)
     commit(job.store, 20)
@@ -84,7 +84,7 @@ def test_what_comes_between_saves_it(change: Callable[[Job], object]) -> None:
 
 
 def test_what_was_on_its_way_to_the_old_job_does_not_reach_the_new_one() -> None:
-    """A registration, and the world of a leader that knows nothing of the deletion."""
+    """A registration and a leader's world, both decided on views before the deletion."""
     job = Job(2)
     late = plan(job.store, job.epoch, settled=True).txns
     leave(job.store, "w0")

@@ -1,4 +1,4 @@
-"""Every key of a job is of a known kind, and holds what its kind says."""
+"""Every key of a job is of a known kind, and its value matches the kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished job taken up again by name: `strata run --resume`, or `--new`."""
+"""A finished job resumed or restarted by name: `strata run --resume`, or `--new`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def anew(store: Store, worker: str, **more: Any) -> None:
 def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing(store: Store) -> None:
     epoch = finished(store, 0)
     anew(store, "w0", min_workers=1, max_workers=2)
-    anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same start: it only joins
+    anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same run only joins
     assert "all 2 members are here" in carry_out(store, epoch)
     assert (head(store).generation, head(store).restore, store.live.anew()) == (2, None, 1)
     spec = not_none(store.live.spec())
@@ -106,7 +106,7 @@ def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing(store: Stor
 
 
 def test_a_save_of_the_run_before_does_not_come_back() -> None:
-    """Its last ack arrives after the job was begun anew, and before the first new world."""
+    """Its last ack arrives after the job's new start and before the first new world."""
     job = SavingJob()
     job.save(20)
     record = job.begin(step=40, attempt="late")

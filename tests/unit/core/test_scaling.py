@@ -1,4 +1,4 @@
-"""The spec changes while a job trains: scaling; and what is kept of the generations that were."""
+"""Scaling, a change of the spec while a job trains; and the history kept of past generations."""
 
 from __future__ import annotations
 

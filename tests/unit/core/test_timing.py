@@ -24,7 +24,7 @@ def test_the_freeze_that_costs_no_membership_is_the_one_that_the_page_names(
     detect_s: float, kept_s: float
 ) -> None:
     timing = Timing.derive(detect_s)
-    # at worst a ping is due at once: its timeout passes, and the member comes back within the grace
+    # worst case: a ping is due at once, its timeout passes, and the member returns within the grace
     assert timing.keepalive_timeout_s + timing.reconnect_grace_s == pytest.approx(kept_s, abs=0.05)
     page = (Path(__file__).parents[3] / "docs" / "run.md").read_text()
     assert f"| {detect_s} | {kept_s} s | {detect_s} s |" in page

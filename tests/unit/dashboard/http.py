@@ -1,4 +1,4 @@
-"""Requests to the application, without a server."""
+"""Requests to the dashboard's application, without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 
 
 class Answer:
-    """What the application said to one request."""
+    """The application's answer to one request."""
 
     def __init__(self, messages: list[Message]) -> None:
         self.code = int(messages[0]["status"])
@@ -55,7 +55,7 @@ async def ask(
     state: dict[str, Any] | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Answer:
-    """Return the answer to one request."""
+    """Send one request; return its answer."""
     messages: list[Message] = []
 
     async def receive() -> Message:
@@ -69,7 +69,7 @@ async def ask(
 
 
 class Stream:
-    """A stream that somebody reads."""
+    """A stream of the API with its reader."""
 
     def __init__(self) -> None:
         self.code = 0

@@ -122,8 +122,8 @@ class Shown:
     def remove(self, key: str) -> None:
         """Delete a key, as an event of the watch does."""
         revision = self.view.revision + 1
-        gone = KeyValue(key=key, value=b"", create_revision=0, mod_revision=revision, version=0)
-        self._take(WatchBatch(revision=revision, events=(Event(kv=gone, deleted=True),)))
+        deleted = KeyValue(key=key, value=b"", create_revision=0, mod_revision=revision, version=0)
+        self._take(WatchBatch(revision=revision, events=(Event(kv=deleted, deleted=True),)))
 
     def sample(self) -> None:
         """Record one second of the charts."""
@@ -174,8 +174,8 @@ class Shown:
 
     def say(self, name: str, rank: int, step: int, phase: str) -> None:
         """Report the step and phase of a rank of generation 1."""
-        said = RankProgress(rank=rank, step=step, phase=phase, age_ms=200)
-        self.board.note(name, 1, [said], own=True)
+        report = RankProgress(rank=rank, step=step, phase=phase, age_ms=200)
+        self.board.note(name, 1, [report], own=True)
 
     def arrive(self, name: str, barrier: str, ranks: Iterable[int], *, size: int) -> None:
         """Let ranks of generation 1 arrive at the first round of a barrier."""

@@ -64,10 +64,10 @@ async def shown() -> Shown:
     )
     made.save("gpt", 7, CheckpointState.COMMITTED, ranks=4)
     for rank in range(3):
-        said = RankProgress(rank=rank, step=10 + rank, phase="step", step_us=1, age_ms=200)
-        said.step_times.compute_us = 1000 * (rank + 1)
+        report = RankProgress(rank=rank, step=10 + rank, phase="step", step_us=1, age_ms=200)
+        report.step_times.compute_us = 1000 * (rank + 1)
         if rank == 0:
-            said.training.CopyFrom(
+            report.training.CopyFrom(
                 TrainingReport(
                     epoch=1,
                     samples=80,
@@ -76,7 +76,7 @@ async def shown() -> Shown:
                     goodput_s={"step": 9.0, "save": 1.0},
                 )
             )
-        made.board.note("gpt", 1, [said], own=True)
+        made.board.note("gpt", 1, [report], own=True)
     made.board.note_devices(
         "gpt",
         MemberDevices(worker_id="w0", incarnation=made.world("gpt").members[0].incarnation, devices=[DeviceStatus(index=0, name="H100", fault="Xid 79")]),
@@ -108,7 +108,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 async def get(shown: Shown, path: str) -> Any:
-    """Return a resource as its class, which its JSON fits exactly."""
+    """Return a resource decoded as its class, whose fields the JSON must match exactly."""
     answer = await ask(app_of(shown), f"/api/v1/{path}")
     assert answer.code == 200, answer.body
     found = msgspec.json.decode(answer.body, type=KINDS[path])
@@ -153,10 +153,10 @@ async def test_a_coordinator_that_is_gone_stays_with_the_time_and_an_alarm(shown
     shown.put(KEYS.coordinator("r2"), record)
     shown.put(KEYS.coordinator("r1"), Coordinator(address="h1:50051", unreachable_since_unix_ms=1))
     cluster = await get(shown, "cluster")
-    here, gone = cluster.replicas
+    here, lost = cluster.replicas
     assert (here.replica, here.ready, here.unreachable) == ("r1", True, False), "it is registered"
-    assert (gone.replica, gone.address, gone.ready, gone.unreachable) == ("r2", "h2:50051", False, True)
-    assert (gone.reason, gone.unreachable_since_unix_ms) == ("unreachable for 14 s", 1_699_999_986_000)
+    assert (lost.replica, lost.address, lost.ready, lost.unreachable) == ("r2", "h2:50051", False, True)
+    assert (lost.reason, lost.unreachable_since_unix_ms) == ("unreachable for 14 s", 1_699_999_986_000)
     assert cluster.alarms[0].startswith("r2 unreachable; 1 of 2 coordinators ready.")
     assert "strata coordinators forget r2" in cluster.alarms[0]
 
@@ -175,13 +175,13 @@ async def test_a_member_whose_ranks_are_done_is_done_and_not_lost(shown: Shown) 
 
 
 async def test_the_log_of_a_rank_is_not_known_until_its_agent_answers(shown: Shown) -> None:
-    async def told(**evidence: Any) -> Any:
+    async def answered(**evidence: Any) -> Any:
         shown.board.note_evidence("gpt", 1, [RankEvidence(rank=1, **evidence)], own=True)
         return (await get(shown, "jobs/gpt/ranks/1")).log_file
 
     assert (await get(shown, "jobs/gpt/ranks/1")).log_file is None
-    assert await told() == "", "it keeps none"
-    assert await told(log_file="/logs/1") == "/logs/1"
+    assert await answered() == "", "it keeps none"
+    assert await answered(log_file="/logs/1") == "/logs/1"
 
 
 async def test_members_that_were_asked_to_leave_are_leaving(shown: Shown) -> None:
@@ -194,8 +194,10 @@ async def test_members_that_were_asked_to_leave_are_leaving(shown: Shown) -> Non
         return {each.worker_id: each.leaving for each in (await get(shown, "jobs/gpt/ranks")).workers}
 
     assert await leaving() == {"w0": False, "w1": False, "spare": False}
-    asked = (WorkerId("w1"), WorkerId("spare"))
-    shown.put(KEYS.job("gpt").notice(1), StopNotice(action=StopAction.DRAIN, reason="a fan", workers=asked))
+    requested = (WorkerId("w1"), WorkerId("spare"))
+    shown.put(
+        KEYS.job("gpt").notice(1), StopNotice(action=StopAction.DRAIN, reason="a fan", workers=requested)
+    )
     assert await leaving() == {"w0": False, "w1": True, "spare": True}
 
 

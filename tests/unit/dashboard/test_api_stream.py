@@ -1,4 +1,4 @@
-"""The stream: an event tells what GET of its path would return now."""
+"""The stream of the HTTP API: an event carries the body that a GET of its path returns now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.dashboard.rig import KEYS, Shown, anybody
 
 @pytest.fixture(autouse=True)
 def _beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no threads in virtual time."""
+    """Run the work of threads at once: there are no threads in virtual time."""
 
     async def at_once(make: Callable[[], bytes]) -> bytes:
         return make()

@@ -1,4 +1,4 @@
-"""The application: what each path answers, and with which headers."""
+"""The application: the answer of each path, and its headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.dashboard.rig import KEYS, Shown, anybody
 
 
 class Answer:
-    """What the application said to one request."""
+    """The application's answer to one request."""
 
     def __init__(self, messages: list[Message]) -> None:
         self.code = int(messages[0]["status"])

@@ -1,4 +1,4 @@
-"""`/metrics` of a replica that is filled by hand."""
+"""`/metrics` of a replica whose state is filled by hand."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ async def test_samples_and_goodput_are_those_that_rank_0_reports() -> None:
         shown.job(name, members=1)
     for step in (1, 2, 3):
         training = TrainingReport(samples=64 * step, goodput_s={"step": 3.0 * step, "save": 1.0 * step})
-        said = RankProgress(rank=0, step=step, phase="step", training=training)
-        shown.board.note("told", 1, [said], own=True)
+        report = RankProgress(rank=0, step=step, phase="step", training=training)
+        shown.board.note("told", 1, [report], own=True)
         shown.board.note("silent", 1, [RankProgress(rank=0, step=step, phase="step")], own=True)
         shown.sample()
         await asyncio.sleep(0.05)
@@ -138,12 +138,12 @@ async def test_a_save_is_measured_from_its_begin_and_from_its_last_ack() -> None
     assert metrics["strata_checkpoint_commit_seconds_sum"] == [(labels, 0.5)]
     shown.save("a", 6, CheckpointState.OPEN, ranks=2)
     shown.save("a", 6, CheckpointState.ABORTED, ranks=2)
-    shown.save("a", 7, CheckpointState.COMMITTED, ranks=2)  # it began before this replica did
+    shown.save("a", 7, CheckpointState.COMMITTED, ranks=2)  # this save began before the replica started
     assert (await exposed(shown))["strata_checkpoint_save_seconds_count"] == [(labels, 1)]
 
 
 async def test_a_replica_without_traffic_has_each_counter_and_histogram_of_the_page_under_its_type() -> None:
-    """So that a dashboard finds it before the first save, say."""
+    """A dashboard can then show a metric before its first event, such as the first save."""
     body, _content_type = await Exposition(Shown()).answer("")
     exposed = {
         f"{family.name}_total" if family.type == "counter" else family.name: family.type

@@ -1,4 +1,4 @@
-"""`/status`: plain text for curl, HTML for browsers, made of the same resources as the API."""
+"""`/status`: plain text for curl and HTML for browsers, from the same resources as the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of an epoch: a bijection, the same everywhere, found at any place."""
+"""The order of an epoch: a bijection that is the same on every machine, and can be computed at any position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_sample_comes_once(length: int, seed: int, epoch: int) -> None:
 
 @given(length=st.integers(1, 10**12), seed=st.integers(0, 2**64 - 1), data=st.data())
 def test_an_array_is_what_single_places_are(length: int, seed: int, data: st.DataObject) -> None:
-    import numpy  # noqa: F401, PLC0415  # `take` uses it where the program has
+    import numpy  # noqa: F401, PLC0415  # `take` uses numpy if the program has imported it
 
     begin = data.draw(st.integers(0, length - 1))
     end = min(length, begin + 100)
@@ -50,7 +50,7 @@ def test_seeds_and_epochs_give_other_orders() -> None:
 
 
 def test_it_looks_random() -> None:
-    # every sample is about as often at every place, and neighbours are not neighbours any more
+    # every sample is about equally often at every position, and adjacent samples do not stay adjacent
     count, length = 2000, 20
     at = [[0] * length for _ in range(length)]
     for epoch in range(count):

@@ -14,7 +14,7 @@ from strata.errors import ConfigError, InvalidArgument
 
 
 def steps(sampler: ElasticSampler, world_size: int, *, epoch: int = 0, done: int = 0) -> list[list[int]]:
-    """Return each step's samples over all ranks, in the order of the ranks and their pieces."""
+    """Return each step's samples of all ranks, in the order of the ranks and their pieces."""
     by_rank = []
     for rank in range(world_size):
         taken: list[list[int]] = [[]]
@@ -51,7 +51,7 @@ def test_each_sample_comes_once_also_when_it_goes_on_in_another_world(
     rest = steps(sampler, world, done=done)
     seen = [i for step in first + rest for i in step]
     assert len(seen) == len(set(seen))
-    assert length - len(seen) < max(world, 3)  # at most a batch too small for the world is left out
+    assert length - len(seen) < max(world, 3)  # only a last batch that is too small for the world is left out
 
 
 def test_the_weights_of_a_step_are_those_of_its_samples() -> None:
@@ -61,7 +61,9 @@ def test_the_weights_of_a_step_are_those_of_its_samples() -> None:
         for rank in range(world):
             number = 0
             for piece in sampler.pieces(rank, world):
-                one = piece.weight / (piece.end - piece.begin) / world  # of each sample, after the mean
+                one = (
+                    piece.weight / (piece.end - piece.begin) / world
+                )  # the weight of each sample, after the mean over ranks
                 for place in range(piece.begin, piece.end):
                     weights[place] = one * piece.step_samples
                 number += piece.last
@@ -101,7 +103,7 @@ def test_the_rest_of_an_epoch_is_divided_or_dropped_or_left_out() -> None:
 def test_any_world_takes_its_shares_of_the_same_global_batches(
     length: int, global_batch: int, worlds: list[int], most: int | None, cuts: list[int]
 ) -> None:
-    """Whatever the worlds are, one after the other: what they train on is one epoch, cut as ever."""
+    """A sequence of worlds of any size trains on one epoch, cut into the same global batches."""
     worlds = [min(world, global_batch) for world in worlds]
     sampler = ElasticSampler(length, global_batch=global_batch, most=most, seed=3)
     seen: list[int] = []
@@ -121,7 +123,7 @@ def test_any_world_takes_its_shares_of_the_same_global_batches(
 def test_all_ranks_take_as_many_pieces_of_each_step(
     global_batch: int, length: int, world: int, most: int | None
 ) -> None:
-    """Each piece is a backward pass, and so a collective, of every rank: nobody may have one more."""
+    """Each piece is a backward pass, and so a collective of all ranks: every rank must have the same number."""
     world = min(world, global_batch)
     sampler = ElasticSampler(length, global_batch=global_batch, most=most)
     by_rank = [list(sampler.pieces(rank, world)) for rank in range(world)]

@@ -1,4 +1,4 @@
-"""Which etcd is chosen, with shell scripts in etcd's place."""
+"""The choice of the etcd binary, with shell scripts in its place."""
 
 import importlib.machinery
 import importlib.util
@@ -13,7 +13,7 @@ from strata.errors import ConfigError
 
 
 class Machine:
-    """A place with some etcd binaries, and nothing of the real machine."""
+    """A folder with some etcd binaries, separate from those of the real machine."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -22,7 +22,7 @@ class Machine:
         self.environ = {"PATH": str(root / "path")}
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(etcd_binary, "_CHECKOUT", root / "checkout")
-        # Another name than the real one, which lies above the tests' temporary folders.
+        # The real folder of this name is above the tests' temporary folders, so the test uses another name.
         monkeypatch.setattr(etcd_binary, "_TOOLS", Path(".test-tools/etcd"))
         self._wheel(None)
 

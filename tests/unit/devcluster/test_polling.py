@@ -1,4 +1,4 @@
-"""A poll ends with the first true answer, at its limit, or with an error."""
+"""A poll ends with the first true answer, at its time limit, or with an error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def test_the_first_true_answer_is_returned() -> None:
 
 def test_the_last_answer_is_returned_when_the_time_is_over() -> None:
     began = time.monotonic()
-    asked: list[float] = []
+    times_s: list[float] = []
 
     def never() -> list[int]:
-        asked.append(time.monotonic())
+        times_s.append(time.monotonic())
         return []
 
     assert until(never, 0.1, every_s=0.02) == []
-    assert asked[-1] - began >= 0.1
-    assert len(asked) > 1
+    assert times_s[-1] - began >= 0.1
+    assert len(times_s) > 1
 
 
 def test_without_any_time_it_is_asked_once() -> None:
@@ -36,13 +36,13 @@ def test_without_any_time_it_is_asked_once() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), TimeoutError(), KeyboardInterrupt()])
 def test_an_error_passes_at_once(error: BaseException) -> None:
-    asked: Iterator[int] = iter(range(2))
+    answers: Iterator[int] = iter(range(2))
 
     def fails() -> int:
-        next(asked)
+        next(answers)
         raise error
 
     with pytest.raises(type(error)) as raised:
         until(fails, 30.0)
     assert raised.value is error
-    assert next(asked) == 1
+    assert next(answers) == 1

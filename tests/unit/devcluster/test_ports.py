@@ -8,7 +8,7 @@ from strata.devcluster.ports import free_ports
 
 
 def test_programs_that_seed_alike_get_different_ports_and_keep_their_sequence() -> None:
-    """Trainers seed `random` alike; two trainers on one host must not choose the same port."""
+    """Trainers use the same seed for `random`, but two trainers on one host must not choose the same port."""
     before = random.getstate()
     try:
         random.seed(0)

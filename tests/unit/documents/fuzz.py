@@ -66,7 +66,7 @@ class Judge:
         self.slowest_s, self.slowest = 0.0, ""
 
     def call(self, what: str, work: Callable[[], Any]) -> Any:
-        """Return what `work` returns, or the `StrataError` that it raises; anything else ends the search."""
+        """Return the result of `work`, or the `StrataError` that it raises; any other error ends the search."""
         self.calls += 1
         began, began_cpu = time.monotonic(), time.process_time()
         try:
@@ -206,10 +206,10 @@ def of_headers(judge: Judge, folder: Path) -> Round:
     def turn(data: st.DataObject) -> None:
         path = folder / "file.safetensors"
         text = hostile.to_json(data.draw(hostile.changed(header) | hostile.values()))
-        told = data.draw(
+        header_bytes = data.draw(
             st.just(len(text)) | st.sampled_from([0, 2**50, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
         )
-        path.write_bytes(told.to_bytes(8, "little") + text + good[8 + size :])
+        path.write_bytes(header_bytes.to_bytes(8, "little") + text + good[8 + size :])
         judge.call("import", lambda: read_file(path))
 
         body = json.loads(written)

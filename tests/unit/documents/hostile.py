@@ -1,4 +1,4 @@
-"""Documents as an attacker writes them: strategies for JSON, TOML, endpoints, and what else can lie under a name."""
+"""Hostile documents: strategies for JSON, TOML and endpoints, and files of other kinds in place of a document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RAW = (
     '"' + "\\\\" * 300_000 + '"',
     '"' + "\\ud83d\\ude00" * 10_000 + "a" * 300_000 + '"',
 )
-"""JSON that `json.dumps` does not write."""
+"""JSON values that `json.dumps` does not write."""
 NAMES = (
     "../../../etc/passwd",
     "/etc/passwd",
@@ -51,7 +51,7 @@ NUMBERS = (-1, 0, 1, 7, 2**31, 2**50, 10**12, 2**63 - 1, 2**63, 2**64, 10**400, 
 
 
 def values() -> st.SearchStrategy[Any]:
-    """Anything in the place of anything."""
+    """Generate any value, for the place of any other."""
     scalars = (
         st.none()
         | st.booleans()
@@ -73,7 +73,7 @@ def values() -> st.SearchStrategy[Any]:
 
 
 def to_json(body: Any) -> bytes:
-    """Return JSON, with `RAW` where its numbers stand between @@: an example holds no long text."""
+    """Return JSON with each "@@N@@" replaced by `RAW[N]`, so that an example of hypothesis holds no long text."""
     text = json.dumps(body)
     for number, raw in enumerate(RAW):
         text = text.replace(f'"@@{number}@@"', raw)
@@ -92,7 +92,7 @@ def _places(body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def changed(draw: st.DrawFn, body: Any) -> Any:
-    """A document with one to three places taken away, doubled or replaced."""
+    """Generate the document `body` with one to three of its values removed, doubled or replaced."""
     body = copy.deepcopy(body)
     for _ in range(draw(st.integers(1, 3))):
         places = list(_places(body))[1:]
@@ -117,7 +117,7 @@ def changed(draw: st.DrawFn, body: Any) -> Any:
 
 
 def signed(body: Any) -> Any:
-    """Return a document with the digest that it holds of itself."""
+    """Return the document with its own digest in the field `self`."""
     if not isinstance(body, dict):
         return body
     bare = {key: part for key, part in body.items() if key != "self"}
@@ -125,7 +125,7 @@ def signed(body: Any) -> Any:
 
 
 def reseal(folder: Path) -> None:
-    """Make the chain of digests fit what lies in a checkpoint's folder now, as its writer could."""
+    """Recompute a checkpoint's chain of digests for the files now in its folder, as an attacker could."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     for part in manifest["ranks"]:
         part["digest"] = named_digest((folder / "rank-00000.json").read_bytes())
@@ -134,7 +134,7 @@ def reseal(folder: Path) -> None:
 
 
 def remark(folder: Path) -> None:
-    """Make the marker fit the manifest."""
+    """Recompute the marker's digest of the manifest."""
     marker = json.loads((folder / "COMMIT").read_bytes())
     marker["manifest_digest"] = named_digest((folder / "manifest.json").read_bytes())
     (folder / "COMMIT").write_bytes(to_json(signed(marker)))
@@ -144,7 +144,7 @@ SHAPES = ("fifo", "folder", "sparse", "huge", "zero", "loop", "socket", "empty",
 
 
 def put_shape(path: Path, shape: str) -> None:
-    """Put something that is no document in the place of one."""
+    """Put a file of another kind in the place of a document."""
     path.unlink(missing_ok=True)
     match shape:
         case "fifo":
@@ -164,7 +164,7 @@ def put_shape(path: Path, shape: str) -> None:
         case "socket":
             with socket.socket(socket.AF_UNIX) as listener:
                 here = Path.cwd()
-                os.chdir(path.parent)  # a socket's path is short
+                os.chdir(path.parent)  # the path of a socket has a small length limit
                 try:
                     listener.bind(path.name)
                 finally:
@@ -203,7 +203,7 @@ TOML = (
     "",
     '"""a"""", ' + "[" * 1000,
 )
-"""Values of TOML, likewise."""
+"""TOML values, for `to_toml`."""
 TOML_LINES = (
     "a." * 50_000 + "b = 1",
     "[" + "a." * 500 + "run]",
@@ -216,7 +216,7 @@ TOML_LINES = (
 
 
 def to_toml(text: str) -> bytes:
-    """Return TOML, with `TOML` and `TOML_LINES` where their numbers stand between @@ and %%."""
+    """Return TOML with each "@@N@@" replaced by `TOML[N]`, and each "%%N%%" by `TOML_LINES[N]`."""
     for number, raw in enumerate(TOML):
         text = text.replace(f"@@{number}@@", raw)
     for number, raw in enumerate(TOML_LINES):
@@ -225,7 +225,7 @@ def to_toml(text: str) -> bytes:
 
 
 def worst_texts(size_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """Yield JSON that takes most memory or time for its size."""
+    """Yield the name and text of JSON that takes the most memory or time for its size."""
     yield "one text", b'["' + b"a" * (size_bytes - 4) + b'"]'
     yield "wide text", b'["' + b"a" * (size_bytes - 16) + b'\\ud83d\\ude00"]'
     yield "wide bytes", b'["' + b"a" * (size_bytes // 4 - 8) + "😀".encode() + b'"]'

@@ -1,6 +1,6 @@
-"""A search for documents that Strata cannot bear: 20 s in all, and longer with STRATA_FUZZ_S=600 (10 minutes).
+"""Search for documents that break Strata: 20 s in all, or the time of STRATA_FUZZ_S (600 for 10 minutes).
 
-Each part of it is a process of its own, whose memory is counted. STRATA_FUZZ_SEED is where it begins.
+Each target runs in a process of its own, whose memory is measured. STRATA_FUZZ_SEED is the first seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_SEED = os.environ.get("STRATA_FUZZ_SEED", "0")
 def test_hostile_documents_raise_our_errors_in_bounded_time_and_memory(
     target: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    # what the process takes to start, and what it does before the first example, is not its share of the search
+    # the start of the process and its work before the first example do not count as search time
     program = (
         sys.executable,
         "-m",

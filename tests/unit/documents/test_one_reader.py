@@ -1,4 +1,4 @@
-"""Nothing in `strata/` parses or reads a document by itself: `strata.documents` does, within limits."""
+"""Only `strata.documents` parses and reads documents, within limits; no other module of `strata/` does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3] / "strata"
 CALLS = frozenset({"loads", "load", "read_text", "read_bytes", "readlines"})
-"""Of json, tomllib and paths; `load` and `loads` count where their module is one of `PARSERS`."""
+"""Calls of json, tomllib and pathlib. `load` and `loads` count only if their module is one of `PARSERS`."""
 PARSERS = frozenset({"json", "tomllib", "pickle", "marshal", "yaml"})
 ALLOWED = {
-    # what a session or etcd carries: at most 1 MiB, from members that are known
+    # data from a session or etcd: at most 1 MiB, from known members
     "client/api/coordinator.py": "a resource, from a replica, in an answer of 256 KiB",
     "cli/watch.py": "an event's payload, from a replica",
     "core/stop/last_step.py": "a member's payload at a barrier",
@@ -24,7 +24,7 @@ ALLOWED = {
     "training/save/cadence.py": "a rank's payload at a barrier",
     "training/group.py": "rank 0's payload at a barrier",
     "training/save/saves.py": "ranks' payloads at a barrier, and this process's own account",
-    # what the process that is asked is known to be
+    # data from a trusted process or file
     "dashboard/api/actions.py": "an operator's request, of at most 16 KiB",
     "dashboard/api/openapi.py": "a file of the package, and our own source",
     "dashboard/api/routes.py": "a file of the package",
@@ -37,15 +37,15 @@ ALLOWED = {
     "agent/health/stack_request.py": "/proc, and what a rank's own process wrote",
     "agent/rank_process.py": "the kernel's, of a process",
     "launch/warm/warm_program.py": "a line of the supervisor that started it",
-    # what the user names as data, of whatever size
+    # data that the user names, of any size
     "cli/checkpoints/copying.py": "a file that becomes a checkpoint, byte for byte",
     "launch/warm/script_imports.py": "the user's own program",
 }
-"""Who reads otherwise, and what."""
+"""The modules that may parse or read by themselves, with the data they read."""
 
 
 def readings(source: str) -> list[int]:
-    """Return the lines on which a module parses or reads by itself."""
+    """Return the line numbers on which a module parses or reads by itself."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in PARSERS:

@@ -48,7 +48,7 @@ def test_what_keeps_within_the_limits_is_read_as_json_reads_it(value: Any, ascii
 
 @given(st.text(alphabet='[]{}"\\,: a\n'))
 def test_no_text_is_deeper_for_the_parser_than_it_was_measured(text: str) -> None:
-    """Also text that is no JSON: the parser gives up before it reaches what was taken for a string."""
+    """This includes invalid JSON: the parser fails before it reaches the text that the check takes for a string."""
     try:
         check_json(text.encode(), Limits(size_bytes=1000, depth=2, values=1000))
     except ValueError:
@@ -100,7 +100,7 @@ def test_brackets_and_separators_within_strings_do_not_count() -> None:
 
 
 def test_utf_16_is_not_guessed() -> None:
-    """Its bytes could be brackets that are none, and quotes that are."""
+    """In UTF-16, a byte of another character may look like a bracket, and a quote may be missed."""
     with pytest.raises(ValueError, match="decode"):
         json_value("[∢]".encode("utf-16"), NOTE)
 

@@ -71,7 +71,7 @@ class Session:
 
 
 class FakeEtcd:
-    """One member. `replies` maps a method to what it does; streams arrive in two queues."""
+    """One member. `replies` maps a method to its reply; opened streams arrive in two queues."""
 
     def __init__(self, port: int = 0) -> None:
         self.cluster_id = 7

@@ -1,4 +1,4 @@
-"""Every field of a transaction arrives in etcd's message, and every answer comes back whole."""
+"""Every field of a transaction is encoded in etcd's message, and every field of an answer is decoded."""
 
 from __future__ import annotations
 

@@ -122,18 +122,18 @@ async def test_an_answer_of_a_term_older_than_known_when_asked_is_refused(
 
 
 async def test_answers_may_overtake_each_other(one: FakeEtcd) -> None:
-    asked, release = asyncio.Event(), asyncio.Event()
+    requested, release = asyncio.Event(), asyncio.Event()
 
     async def late(_request: Any, _context: Any) -> Any:
         answer = kv_pb2.TxnResponse(header=one.header(), succeeded=True)
-        asked.set()
+        requested.set()
         await release.wait()
         return answer
 
     async with store_on(one) as store:
         one.replies["Txn"] = late
         slow = asyncio.ensure_future(store.execute(WRITE))
-        await soon(asked.wait())
+        await soon(requested.wait())
         one.term = 9
         await store.read(READ)
         release.set()
@@ -233,16 +233,16 @@ async def test_an_etcd_that_keeps_its_version_secret_is_used(one: FakeEtcd) -> N
 
 
 async def test_closing_ends_calls_in_flight(one: FakeEtcd) -> None:
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def never(_request: Any, _context: Any) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     one.replies["Txn"] = never
     async with store_on(one) as store:
         call = asyncio.ensure_future(store.execute(WRITE))
-        await soon(asked.wait())
+        await soon(requested.wait())
         await store.close()
         with pytest.raises(Unavailable, match="closed"):
             await soon(call)
@@ -251,16 +251,16 @@ async def test_closing_ends_calls_in_flight(one: FakeEtcd) -> None:
 
 
 async def test_a_caller_may_cancel(one: FakeEtcd) -> None:
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def never(_request: Any, _context: Any) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     one.replies["Range"] = never
     async with store_on(one) as store:
         call = asyncio.ensure_future(store.read(READ))
-        await soon(asked.wait())
+        await soon(requested.wait())
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

@@ -1,4 +1,4 @@
-"""How an endpoint ends."""
+"""Closing an endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table that tells a refusal from an unknown outcome."""
+"""The table that separates refusals from unknown outcomes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_failed_handshake_is_told_to_who_was_never_connected() -> None:
     )
     meaning = errors.translate_text(Code.UNAVAILABLE, text, "host:1")
     assert type(meaning) is Unavailable
-    told = errors.handshake_failure(meaning)
-    assert told is not None
-    assert "authority" in told.hint
+    message = errors.handshake_failure(meaning)
+    assert message is not None
+    assert "authority" in message.hint
     assert errors.handshake_failure(Unavailable("Tls handshake failed: Socket closed")) is None

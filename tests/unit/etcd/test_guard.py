@@ -1,4 +1,4 @@
-"""Which answers of etcd are believed."""
+"""The guard against stale answers: which answers of etcd the client accepts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_floor_is_what_was_known_when_the_request_was_sent() -> None:
     guard = seen(Answer(100))
     sent = guard.floor
     guard.admit(Answer(101), sent, "e1", linearizable=True)
-    guard.admit(Answer(100), sent, "e1", linearizable=True)  # overtaken on its way
+    guard.admit(Answer(100), sent, "e1", linearizable=True)  # a later answer overtook this one
     assert guard.revision == 101
 
 
@@ -50,7 +50,7 @@ def test_a_member_that_lags_may_answer_a_stale_read_or_a_watch() -> None:
 
 
 def test_a_watch_teaches_a_revision_too() -> None:
-    """A follower reads little: what it knows came by its watch."""
+    """A follower reads little, so it knows the revision mostly from its watch."""
     guard = seen(Answer(100))
     guard.admit(Answer(120), guard.floor, "e2")
     with pytest.raises(ClusterReplaced, match="is at revision 119, and was at 120"):

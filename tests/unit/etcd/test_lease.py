@@ -1,4 +1,4 @@
-"""Renewals: one at a time, bounded, and never an answer taken for another's."""
+"""Renewals of leases: one at a time, with a time limit, and each answer matched to its own request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_one_renewal_is_outstanding(one: FakeEtcd) -> None:
         both = [asyncio.ensure_future(store.keep_alive(lease_id)) for lease_id in (1, 2)]
         session = await stream(one)
         assert (await session.request()).ID == 1
-        # the stream was open and idle all the time that the answer took
+        # the stream stayed open and idle until the answer
         assert session.requests.empty()
         session.send(renewed(one, 1))
         assert (await session.request()).ID == 2

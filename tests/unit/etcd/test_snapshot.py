@@ -1,4 +1,4 @@
-"""The stream of a snapshot: its pieces, its silence, its end."""
+"""The stream of a snapshot: its pieces, a stream without data, and its end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_silence_is_an_error_and_ends_the_call(one: FakeEtcd) -> None:
     async with store_on(one) as store:
         with pytest.raises(Unavailable, match=r"sent nothing of its snapshot for 0\.05 s"):
             await soon(taken(store, one, idle_s=0.05))
-        await soon(ended.wait())  # the call is cancelled, and with it the member's read transaction
+        await soon(ended.wait())  # cancelling the call ends the member's read transaction
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -1,4 +1,4 @@
-"""Whoever saves or restores a bare JAX array is told of `Pytree`, and never of a class that is not public."""
+"""The error for a bare JAX array in a state names `Pytree`, and never a class that is not public."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A supervisor on a stage: a fake session, and ranks that are tiny real commands."""
+"""Test rig of the local agent: a fake session, and tiny real commands as ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Exit:
 
 @dataclass(slots=True)
 class FakeUpstream:
-    """A session whose barrier the test opens, and which keeps what it is told."""
+    """A session that records the agent's messages; the test releases its barriers."""
 
     arrivals: asyncio.Queue[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(
         default_factory=asyncio.Queue
@@ -55,7 +55,7 @@ class FakeUpstream:
     calls: asyncio.Queue[tuple[Message, asyncio.Future[Message]]] = field(default_factory=asyncio.Queue)
     left: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     deaf: asyncio.Event | None = None
-    """If there is one, what is told is known once it is set."""
+    """If not None, the session confirms reports only once this event is set."""
 
     async def arrive(self, arrival: Arrival) -> BarrierOutcome:
         outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()
@@ -89,7 +89,7 @@ def update(
     restore: RestorePoint | None = None,
     notice: StopNotice | None = None,
 ) -> WorldUpdate:
-    """A world as a replica tells it; without `first_rank` this member is a standby."""
+    """Return a world as a replica sends it; if `first_rank` is None, this member is a standby."""
     place = (
         None
         if first_rank is None
@@ -106,7 +106,7 @@ def update(
 
 @dataclass(slots=True)
 class FakeRankSocket:
-    """A relay that keeps the places it is told, and whose ranks the test plays."""
+    """A relay that records the places it receives; the test acts as its ranks."""
 
     places: asyncio.Queue[Place | None] = field(default_factory=asyncio.Queue)
     moves: asyncio.Queue[tuple[int, frozenset[int]]] = field(default_factory=asyncio.Queue)
@@ -123,7 +123,7 @@ class FakeRankSocket:
 
 
 class Stage:
-    """A supervisor that runs, the session it thinks it has, and the places it told of."""
+    """A running local agent, its fake session, and the places it passed to its relay."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Stage:
         self.done = asyncio.create_task(self.local_agent.run())
 
     async def join(self, meeting: Meeting | None = None) -> Arrival:
-        """Release the join barrier that the supervisor arrives at next; return its arrival."""
+        """Release the next join barrier at which the agent arrives; return its arrival."""
         arrival, outcome = await self.upstream.arrivals.get()
         payload = arrival.payloads[0] if meeting is None else meeting.encode()
         outcome.set_result(
@@ -171,13 +171,13 @@ class Stage:
         return arrival
 
     async def started(self) -> Place:
-        """Return the next place whose ranks were started."""
+        """Return the next place that the agent starts ranks for."""
         while (place := await self.rank_socket.places.get()) is None:
             pass
         return place
 
     async def enter(self, world: WorldUpdate) -> Place:
-        """Tell of a world, release its barrier, and return the place."""
+        """Deliver a world, release its barrier, and return the agent's place."""
         self.local_agent.on_world(world)
         await self.join(Meeting("192.0.2.1", 4711))
         return await self.started()

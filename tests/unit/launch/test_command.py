@@ -1,4 +1,4 @@
-"""The command of a run: refused before anybody is made to wait, compared, and named."""
+"""The command of a run: its checks before the member registers, its comparison, and its name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_interpreter_and_how_a_path_is_written_do_not_count(folder: Path) ->
 
 
 def test_one_script_under_one_name_is_one_program_wherever_its_link_leads(folder: Path) -> None:
-    """Kubernetes mounts a script through a link to a folder that has another name in each pod."""
+    """Kubernetes mounts a script through a link to a folder whose name differs between pods."""
     (folder / "scripts").symlink_to("a")
     before = describe(("python", "scripts/train.py"))
     (folder / "scripts").unlink()
@@ -141,7 +141,7 @@ def test_what_can_run_is_not_refused(folder: Path) -> None:
     lines = ["a/train.py"], ["b"], ["-c", "pass"], ["-m", "nowhere"], ["-"], ["-u", "a/train.py"]
     for line in lines:
         check_command((sys.executable, *line))
-    check_command(("sh", "gone.sh"))  # what a shell does with its words is its affair
+    check_command(("sh", "gone.sh"))  # the arguments of a shell are not checked
 
 
 @pytest.mark.parametrize("config", [RunConfig(min_workers=2), RunConfig(max_workers=2)])

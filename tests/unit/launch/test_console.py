@@ -1,4 +1,4 @@
-"""The console that ranks and the agent share: whole lines, a prefix before each, progress bars, and nothing lost."""
+"""The console that ranks and the agent share: whole lines, a prefix before each, progress bars, and no lost output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strata.launch.console import MAX_LINE, MAX_WAITING, TAKEN_S, Console, Conso
 
 
 class Piped:
-    """A console on a pipe, and what was written to it, which a thread reads as it comes."""
+    """A console on a pipe. A thread reads its output, from the start unless `read` is False."""
 
     def __init__(self, *, read: bool = True) -> None:
         self._ours, self.theirs = os.pipe()
@@ -31,7 +31,7 @@ class Piped:
         self._reader.start()
 
     def fill(self) -> None:
-        """Write as much as fits without a reader."""
+        """Fill the pipe, as if it had no reader."""
         os.set_blocking(self.theirs, False)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -52,7 +52,7 @@ class Piped:
 
 
 def through(*pieces: bytes) -> bytes:
-    """Return what a console on a pipe gets of a rank that writes `pieces`."""
+    """Return the console's output for a rank that writes `pieces`."""
     piped, lines = Piped(), Lines()
     for piece in pieces:
         piped.console.write(lines, b"[rank 3] ", lines.feed(piece))
@@ -142,7 +142,7 @@ def test_on_a_terminal_another_line_takes_the_place_of_a_progress_bar() -> None:
         console.write(other, console.prefix(1), b"loss 3\n")
         console.write(one, console.prefix(0), b"\r 3%")
         console.write(other, console.prefix(1), b"loss 2\n")
-        console.write(one, console.prefix(0), b"\n")  # the bar's last state is not lost
+        console.write(one, console.prefix(0), b"\n")  # this line end must not lose the bar's last state
         shown = b""
         while not shown.endswith(b" 3%\r\n"):
             shown += os.read(ours, 4096)
@@ -199,8 +199,8 @@ def test_this_process_itself_never_waits_for_a_slow_reader_and_its_lines_keep_th
     own.close()
     own.write("the last\n")
     training.join(10)
-    said = [line for line in piped.written().splitlines() if not line.startswith(b"[rank 0]")]
-    assert said == [*(b"line %d" % number for number in range(300)), b"the last"]
+    lines = [line for line in piped.written().splitlines() if not line.startswith(b"[rank 0]")]
+    assert lines == [*(b"line %d" % number for number in range(300)), b"the last"]
 
 
 def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> None:
@@ -208,14 +208,14 @@ def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> N
     piped.fill()
     own = QueuedText(piped.console)
     count = MAX_WAITING + 5
-    with capture_logs() as said:
+    with capture_logs() as logs:
         for number in range(count):
             own.write(f"line {number}\n")
         piped.read()
         own.close()
     shown = piped.written().lstrip(b"x").splitlines()
     assert shown[-MAX_WAITING:] == [b"line %d" % number for number in range(5, count)]
-    assert [(each["event"], each["lines"]) for each in said] == [("output.dropped", count - len(shown))]
+    assert [(each["event"], each["lines"]) for each in logs] == [("output.dropped", count - len(shown))]
 
 
 def test_at_the_end_a_reader_who_takes_nothing_is_waited_for_no_longer_than_a_moment() -> None:

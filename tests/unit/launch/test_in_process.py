@@ -1,4 +1,4 @@
-"""Ranks that go on in a newer generation without a new process."""
+"""Ranks that enter a newer generation without a new process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
 
 
 async def test_a_job_that_is_paused_keeps_no_process() -> None:
-    """Nor the memory of its devices, which others may be given meanwhile."""
+    """The processes would hold the memory of devices, which may be given to other jobs meanwhile."""
     async with stage(*FOREVER, **in_process()) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)
@@ -93,7 +93,7 @@ async def test_by_default_a_new_generation_is_a_new_process() -> None:
 
 
 async def gone(pid: int) -> None:
-    """Return once a process has ended."""
+    """Return once the process has ended."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -293,9 +293,9 @@ async def test_that_new_begins_nothing_anew_is_said_once(new: bool, step: int, w
         async with stage(*FOREVER, new=new) as it:
             await it.enter(update(2, restore=point))
             await it.enter(update(3, restore=RestorePoint(step=50)))
-    said = [log for log in logs if log["event"] == "new.without_effect"]
-    assert len(said) == warned
-    for log in said:
+    warnings = [log for log in logs if log["event"] == "new.without_effect"]
+    assert len(warnings) == warned
+    for log in warnings:
         assert log["log_level"] == "warning"
         assert log["reason"] == "--new is without effect: job j is unfinished and goes on from step 40"
         assert "--job" in log["hint"]

@@ -1,4 +1,4 @@
-"""What is logged of a rank's end: why, and what it wrote last; and whose lines are whose."""
+"""The log line of a rank's end: its reason and the rank's last output; and the rank to which each line belongs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def console(tmp_path: Path) -> Iterator[Console]:
 
 
 async def end_of(tmp_path: Path, starter: Any, *, piped: bool, log_dir: Path | None = None) -> dict[str, Any]:
-    """Return what is logged of the end of one rank."""
+    """Run one rank; return the log line of its end."""
     program = Program(
         starter=starter,
         inherited=inherited_environment(),
@@ -54,11 +54,11 @@ async def end_of(tmp_path: Path, starter: Any, *, piped: bool, log_dir: Path | N
         piped=piped,
     )
     group = RankGroup(PLACE, program, restarts=0, on_exit=lambda *_: None)
-    with capture_logs() as said:
+    with capture_logs() as logs:
         async with asyncio.timeout(LIMIT_S):
             group.start()
             await group.join()
-    (ended,) = (dict(each) for each in said if each["event"] == "rank.ended")
+    (ended,) = (dict(each) for each in logs if each["event"] == "rank.ended")
     return ended
 
 
@@ -104,9 +104,9 @@ async def test_a_process_that_cannot_have_its_file_is_not_started(tmp_path: Path
     )
     (tmp_path / "logs" / "generation-000003-rank-00002.log").mkdir(parents=True)
     group = RankGroup(PLACE, program, restarts=0, on_exit=lambda *_: None)
-    with capture_logs() as said, pytest.raises(ConfigError, match="cannot write the ranks' output"):
+    with capture_logs() as logs, pytest.raises(ConfigError, match="cannot write the ranks' output"):
         group.start()
-    assert not [each for each in said if each["event"] == "rank.started"]
+    assert not [each for each in logs if each["event"] == "rank.started"]
     await asyncio.sleep(0.3)
     assert not began.exists()
 
@@ -158,7 +158,7 @@ async def test_a_process_that_goes_on_as_another_rank_has_that_ranks_prefix(
 
 
 def until(file: Path, text: str) -> None:
-    """Return once a file has this text."""
+    """Return once the file contains this text."""
     end = time.monotonic() + LIMIT_S
     while file.read_text() != text:
         assert time.monotonic() < end, file.read_text()

@@ -1,4 +1,4 @@
-"""The files that ranks' output goes to: what is remembered of them, and which are removed."""
+"""The files with ranks' output: their records, and the removal of old ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names(folder: Path) -> list[str]:
 
 
 def begun(logs: RankLogs, generation: int, rank: int) -> RankLog:
-    """Begin a process that writes what it is."""
+    """Open the log of a new process of a rank, and write the rank and its generation to it."""
     log = logs.new(generation, rank)
     assert log is not None
     logs.begun(rank, log)
@@ -44,7 +44,7 @@ def test_a_new_process_has_the_newest_file_before_it_writes(tmp_path: Path) -> N
         log = begun(logs, generation, 0)
         os.utime(log.file, (generation, generation))
     assert newest(files_in(tmp_path))[0].generation == 7
-    logs.new(1, 0)  # of a job that was deleted and begun again
+    logs.new(1, 0)  # the job was deleted and created again
     assert newest(files_in(tmp_path))[0].generation == 1
 
 
@@ -52,7 +52,7 @@ def test_a_process_that_goes_on_as_another_rank_takes_its_file_along(tmp_path: P
     logs = RankLogs(tmp_path)
     one = begun(logs, 1, 0)
     logs.begun(4, one)
-    logs.begun(4, one)  # in the generation after that, too
+    logs.begun(4, one)  # and in the generation after that
     logs.ended(4, one, "was ended by SIGKILL")
     assert [(each.generation, each.ended) for each in logs.of(4)] == [(1, "was ended by SIGKILL")]
 

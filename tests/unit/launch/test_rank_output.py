@@ -34,8 +34,8 @@ class Wires:
             self.read()
 
     def read(self) -> None:
-        for (ours, _), heard in zip(self._ends, self.heard, strict=True):
-            reader = threading.Thread(target=self._listen, args=(ours, heard), daemon=True)
+        for (ours, _), received in zip(self._ends, self.heard, strict=True):
+            reader = threading.Thread(target=self._listen, args=(ours, received), daemon=True)
             reader.start()
             self._readers.append(reader)
 

@@ -199,13 +199,13 @@ async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
     async with started(1, "sh", "-c", f"sleep 1000 & echo $! > {pipe}; wait") as (group, ended):
         grandchild = int(await asyncio.to_thread(pipe.read_text))
         fd = os.pidfd_open(grandchild)
-        gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(fd, gone.set)
+        has_ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(fd, has_ended.set)
         pid = group.pid(2)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert (await ended.get())[2] == -signal.SIGKILL
-        await gone.wait()
+        await has_ended.wait()
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
 
@@ -237,10 +237,10 @@ async def test_a_rank_says_where_its_threads_are(tmp_path: Path) -> None:
     async with started(1, sys.executable, "-c", HUNG, str(pipe)) as (group, ended):
         await asyncio.to_thread(pipe.read_text)
         for _ in range(2):
-            told = await group.stack(2)
-            assert told is not None
-            assert "stuck_in_a_collective" in told
-            assert told.count("waits_for_its_peers") == 1, "each dump is told alone"
+            stack = await group.stack(2)
+            assert stack is not None
+            assert "stuck_in_a_collective" in stack
+            assert stack.count("waits_for_its_peers") == 1, "each dump is told alone"
         assert ended.empty(), "and runs on"
         assert await group.stack(99) is None
 

@@ -1,4 +1,4 @@
-"""The small decisions of `strata run` before it is a member."""
+"""Decisions of `strata run` before it registers as a member."""
 
 from __future__ import annotations
 

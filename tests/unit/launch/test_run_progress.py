@@ -1,4 +1,4 @@
-"""The status line of `strata run`: what it says, and that it leaves alone what others write."""
+"""The status line of `strata run`: its text, and the output of others around it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def said(progress: RunProgress, width: int = 100, now_s: float = 20.0) -> str:
 
 
 def heard(*, target: bool = True) -> RunProgress:
-    """Return what is known after 20 s, in which the slower of two ranks made 5 steps a second."""
+    """Return the progress after 20 s, in which each of two ranks made 5 steps a second; rank 1 is one step behind."""
     progress = RunProgress("gpt")
     progress.begin(3)
     for second in range(21):
@@ -78,7 +78,7 @@ def test_the_time_that_a_rank_is_stuck_counts_on_without_another_word_of_it() ->
     progress.hear(3, [stuck], 20)
     assert "rank 1 stuck in data for 42 s" in said(progress, now_s=20.0)
     assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
-    progress.hear(3, [stuck], 30)  # the same words, said again: it has not moved in between
+    progress.hear(3, [stuck], 30)  # the same report again: the rank has made no progress in between
     assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
     progress.hear(3, [RankProgress(rank=1, step=200, phase="data")], 31)
     assert "stuck" not in said(progress, now_s=31.0)

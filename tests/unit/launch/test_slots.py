@@ -1,4 +1,4 @@
-"""What waits for the next generation is there, also when it ended meanwhile."""
+"""Warm processes for the next generation are available, even if some ended meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strata.testing.virtual_time import in_virtual_time
 
 
 class Waiting:
-    """A starter whose processes wait until the test says that they ended."""
+    """A starter whose processes wait until the test ends them."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Bars, sparklines and the words beside them."""
+"""Bars, sparklines and the text beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs are JSON lines, unless a person looks on, and never show a local variable."""
+"""Logs are JSON lines, or text on a terminal, and never show a local variable."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_level_holds() -> None:
 
 
 def test_a_line_that_cannot_be_written_is_lost_and_harms_nobody() -> None:
-    """A coordinator whose log nobody read any more did not stop at SIGTERM: saying so failed first."""
+    """Otherwise a coordinator whose log has no reader does not stop at SIGTERM, because logging the signal fails first."""
 
     class Full(io.StringIO):
         def write(self, text: str) -> int:
@@ -93,12 +93,12 @@ def test_without_a_stderr_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_a_rank_wrote_last_stands_below_in_plain_text_and_is_a_list_in_json() -> None:
-    said = {"rank": 1, "code": 9, "stderr": ["Traceback:", "  File x", "token=http://u:secret@h"]}
+    fields = {"rank": 1, "code": 9, "stderr": ["Traceback:", "  File x", "token=http://u:secret@h"]}
     plain, body = io.StringIO(), io.StringIO()
     configure(fmt="plain", stream=plain)
-    get_logger().info("rank.ended", **said)
+    get_logger().info("rank.ended", **fields)
     configure(fmt="json", stream=body)
-    get_logger().info("rank.ended", **said)
+    get_logger().info("rank.ended", **fields)
     first, *below = plain.getvalue().splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \[info\] rank\.ended rank=1 code=9", first)
     assert below[:2] == ["    Traceback:", "      File x"]

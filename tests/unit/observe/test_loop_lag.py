@@ -1,4 +1,4 @@
-"""How late the loop is, measured on a loop that is really held up."""
+"""The lag of the event loop, measured on a loop that is really blocked."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ async def test_a_stall_is_seen_and_remembered() -> None:
     lag = LoopLag()
     running = asyncio.create_task(lag.run())
     try:
-        await asyncio.sleep(2 * EVERY_S)  # two measurements, so that there is something to compare with
+        await asyncio.sleep(2 * EVERY_S)  # two measurements, as a baseline
         before = lag.worst_s()
-        time.sleep(0.6)  # noqa: ASYNC251  # holding the loop up is what is tested
+        time.sleep(0.6)  # noqa: ASYNC251  # the test must block the loop
         assert lag.worst_s() > before
         assert lag.worst_s() >= 0.3, "a stall that is not measured yet counts already"
         await asyncio.sleep(2 * EVERY_S)

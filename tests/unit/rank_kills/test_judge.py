@@ -1,4 +1,4 @@
-"""The judge of rank kills: takes a good history, and rejects each doctored one."""
+"""The judge of rank kills accepts a good history, and rejects each doctored one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_storage_that_nobody_cleared_is_rejected() -> None:
     ("events", "moment"),
     [
         (["restoring"], Moment.RESTORING),
-        (["restoring", "saving"], Moment.RESTORING),  # it is asked for its state there, too
+        (["restoring", "saving"], Moment.RESTORING),  # a restore calls the state's getter, too
         (["restoring", "saving", "begun"], Moment.MID_STEP),
         (["begun", "step"], Moment.MID_STEP),
         (["begun", "step", "saving", "step"], Moment.MID_SAVE),

@@ -1,4 +1,4 @@
-"""Rank kills: all of a plan comes from its seed."""
+"""Rank kills: a plan depends only on its seed."""
 
 from __future__ import annotations
 

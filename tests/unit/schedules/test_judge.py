@@ -1,4 +1,4 @@
-"""The judge of schedules: takes a good history, and rejects each doctored one."""
+"""The judge of schedules accepts a good history, and rejects each doctored one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOTAL = len(VALUES) - 1
 
 
 def rank(generation: int, at: float, first: int, last: int, *, number: int = 0) -> list[dict[str, Any]]:
-    """Return what one rank says that begins at step `first` and trains to `last`."""
+    """Return the events of one rank that begins at step `first` and trains to `last`."""
     place = {"source": f"n{number}", "rank": number, "generation": generation}
     start = {"event": "start", **place, "at": at, "step": first, "value": str(VALUES[first]), "world": 2}
     steps = [
@@ -28,7 +28,7 @@ def rank(generation: int, at: float, first: int, last: int, *, number: int = 0) 
 
 
 def good() -> History:
-    """Two ranks; killed after step 4, of which 3 is committed."""
+    """Two ranks that are killed after step 4, when step 3 is committed."""
     first = [*rank(1, 10.0, 0, 4), *rank(1, 10.1, 0, 4, number=1)]
     second = [*rank(2, 20.0, 3, TOTAL), *rank(2, 20.2, 3, TOTAL, number=1)]
     return History(
@@ -82,7 +82,7 @@ def test_a_doctored_history_is_rejected(doctored: History, words: str) -> None:
 
 
 def test_a_commit_that_a_newer_generation_may_have_made_proves_nothing() -> None:
-    """Ranks of generation 1 that begin late, when generation 2 has committed step 6 already."""
+    """Ranks of generation 1 begin late, after generation 2 committed step 6."""
     late = rank(1, 30.0, 0, 0, number=3)
     history = replace(good(), events=[*good().events, *late], looked=[Looked(at=21.0, step=6)])
     assert judge(history, VALUES) == []

@@ -1,4 +1,4 @@
-"""Schedules: all of a plan comes from its seed."""
+"""Schedules: a plan depends only on its seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The authority: what it writes, what it refuses, and what its certificates say."""
+"""The certificate authority: its files, its refusals, and the contents of its certificates."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_a_chain_holds_and_the_key_fits(authority: Authority, tmp_path: Path) ->
 
 
 def test_nothing_is_overwritten_unless_asked(authority: Authority, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="already holds") as told:
+    with pytest.raises(ConfigError, match="already holds") as error:
         Authority.create(tmp_path / "ca", cluster="c", now=NOW)
-    assert "--force" in told.value.hint
+    assert "--force" in error.value.hint
     out = tmp_path / "leaf"
     first = authority.issue(out, role=Role.MEMBER, id="w1", now=NOW)
     with pytest.raises(ConfigError, match="already holds"):
@@ -133,14 +133,14 @@ def test_what_cannot_be_issued(
 ) -> None:
     whole: dict[str, object] = {"role": Role.MEMBER, "id": "w1", "now": NOW, **given}
     with pytest.raises(ConfigError, match=why):
-        authority.issue(tmp_path / "leaf", **whole)  # type: ignore[arg-type]  # one of them is wrong on purpose
+        authority.issue(tmp_path / "leaf", **whole)  # type: ignore[arg-type]  # one of the arguments is wrong on purpose
     assert not (tmp_path / "leaf").exists()
 
 
 def test_a_folder_without_an_authority_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no authority") as told:
+    with pytest.raises(ConfigError, match="holds no authority") as error:
         Authority.open(tmp_path)
-    assert "strata certs ca" in told.value.hint
+    assert "strata certs ca" in error.value.hint
 
 
 def test_anothers_key_is_found_out(authority: Authority, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The file of token hashes, and who reads it."""
+"""The file of token hashes, and its readers."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_an_expired_token_is_refused_with_its_date(file: TokenFile) -> None:
 @pytest.mark.parametrize("token", ["", "strata_", "x", "\x00", "ä" * 50])
 def test_nobodys_token_is_refused(file: TokenFile, token: str) -> None:
     file.add(role=Role.VIEWER, id="a", now=NOW)
-    with pytest.raises(Unauthenticated) as told:
+    with pytest.raises(Unauthenticated) as error:
         accepted(file).identify(token)
-    assert told.value.hint
-    assert not token or token not in str(told.value)
+    assert error.value.hint
+    assert not token or token not in str(error.value)
 
 
 def test_a_file_that_became_unreadable_accepts_nobody(file: TokenFile) -> None:
@@ -102,9 +102,9 @@ def test_what_is_no_such_file(file: TokenFile, body: str) -> None:
 def test_a_file_that_others_read_is_refused(file: TokenFile) -> None:
     file.add(role=Role.VIEWER, id="a", now=NOW)
     file.path.chmod(0o604)
-    with pytest.raises(ConfigError, match="can be read by others") as told:
+    with pytest.raises(ConfigError, match="can be read by others") as error:
         accepted(file)
-    assert told.value.hint == f"chmod 600 {file.path}"
+    assert error.value.hint == f"chmod 600 {file.path}"
 
 
 def test_only_one_token_is_revoked_at_once(file: TokenFile) -> None:
@@ -133,6 +133,6 @@ def test_the_token_to_show_comes_from_a_private_file(tmp_path: Path, file: Token
     assert own_token(Credentials()) == ""
     for body in (b"", b"two words", token.encode() + b"\nx: y", b"\xff" * 40):
         write_private(path, body)
-        with pytest.raises(ConfigError, match="does not hold a token") as told:
+        with pytest.raises(ConfigError, match="does not hold a token") as error:
             own_token(Credentials(token_file=path))
-        assert token not in str(told.value)
+        assert token not in str(error.value)

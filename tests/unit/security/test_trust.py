@@ -1,4 +1,4 @@
-"""A file of authorities counts only where the transport's library would take it as well."""
+"""A file of authorities counts only if the transport's library accepts it too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chain(authority: Authority, folder: Path) -> bytes:
 
 
 def test_a_file_that_is_half_written_leaves_the_authorities_as_they_were(tmp_path: Path) -> None:
-    """The first of two certificates is whole: read alone, it would end everybody whom the other one vouches for."""
+    """Only the first of two certificates is complete. Taken alone, it would reject all peers of the second authority."""
     old = Authority.create(tmp_path / "old", cluster="default", now=NOW)
     new = Authority.create(tmp_path / "new", cluster="default", now=NOW)
     first, second = chain(old, tmp_path / "w"), chain(new, tmp_path / "v")
@@ -34,22 +34,22 @@ def test_a_file_that_is_half_written_leaves_the_authorities_as_they_were(tmp_pat
     old_pem, new_pem = ((tmp_path / name / "ca.pem").read_bytes() for name in ("old", "new"))
     file.write_bytes(old_pem)
     authorities = Authorities(file, now=now)
-    with capture_logs() as said:
+    with capture_logs() as logs:
         file.write_bytes(new_pem + old_pem[: len(old_pem) // 2])
         for _ in range(3):
             authorities.check(first)
             with pytest.raises(Unauthenticated, match="does not accept any more"):
                 authorities.check(second)
-    assert [line["event"] for line in said] == ["authorities_not_taken"], "once"
-    assert str(file) in said[0]["error"]
+    assert [line["event"] for line in logs] == ["authorities_not_taken"], "once"
+    assert str(file) in logs[0]["error"]
     file.write_bytes(new_pem + old_pem)
     authorities.check(first)
     authorities.check(second)
-    with capture_logs() as said:
+    with capture_logs() as logs:
         file.unlink()
         for _ in range(3):
             authorities.check(first)
-    assert [line["event"] for line in said] == ["authorities_not_taken"]
+    assert [line["event"] for line in logs] == ["authorities_not_taken"]
     file.write_bytes(new_pem)
     with pytest.raises(Unauthenticated, match="does not accept any more"):
         authorities.check(first)

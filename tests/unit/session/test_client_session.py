@@ -283,7 +283,7 @@ async def test_leaving_is_confirmed_and_ends_the_session(r: Rig) -> None:
     r.session.progress(1, [RankProgress(rank=0, step=2)])
     await r.session.leave("done")
     await r.running
-    assert [rank.step for told in r.serving.all("progress") for rank in told.ranks][-1:] == [2]
+    assert [rank.step for report in r.serving.all("progress") for rank in report.ranks][-1:] == [2]
     assert r.serving.all("leave")[0].reason == "done"
     assert r.session.error is None
     with pytest.raises(errors.StaleIncarnation, match="client was closed"):  # no retry
@@ -367,9 +367,9 @@ async def test_arrivals_after_a_reconnect_come_in_messages_that_a_stream_carries
     r.serving.down()
     r.serving.up()
     now = await r.reconnected(2)
-    heard = [await now.next("arrivals")]
-    while sum(len(up.arrivals) for up in heard) < 12:
-        heard.append(await now.next("arrivals", after=len(heard)))
-    assert {a.name for up in heard for a in up.arrivals} == {f"b{n}" for n in range(12)}
-    assert max(up.ByteSize() for up in heard) < 2 << 20
+    received = [await now.next("arrivals")]
+    while sum(len(up.arrivals) for up in received) < 12:
+        received.append(await now.next("arrivals", after=len(received)))
+    assert {a.name for up in received for a in up.arrivals} == {f"b{n}" for n in range(12)}
+    assert max(up.ByteSize() for up in received) < 2 << 20
     assert not any(outcome.done() for outcome in waiting)

@@ -95,17 +95,17 @@ def test_whoever_is_silent_since_when_the_others_are_asked_in_the_time_that_the_
         silent_from = {name: stagger_s * i for i, name in enumerate(n for n in names if n != alone)}
         way.next()
         way.reached()
-        now, took_s, asked = 0.0, 0.0, [0.0]
+        now, took_s, requested_s = 0.0, 0.0, [0.0]
         given = collections.Counter[str]()
         while now < 60.0:
             endpoint, delay_s = way.next(took_s=took_s)
             now += delay_s
             if str(endpoint) == alone:
-                asked.append(now)
+                requested_s.append(now)
             took_s = way.connect_s if now >= silent_from.get(str(endpoint), math.inf) else 0.001
             given[str(endpoint)] += way.connect_s == 2.0
             now += took_s
-        assert max(b - a for a, b in itertools.pairwise(asked)) < 4.75
+        assert max(b - a for a, b in itertools.pairwise(requested_s)) < 4.75
         assert all(given[name] >= 2 for name in names), "each is given all the time now and then"
 
 
@@ -174,9 +174,9 @@ def test_what_is_spoken_follows_from_scheme_and_credentials(
 
 @pytest.mark.parametrize("text", ["host:1", "http://host:1", "10.0.0.1:1", "127.0.0.1:1,http://host:2"])
 def test_plaintext_does_not_leave_this_host_unasked(text: str) -> None:
-    with pytest.raises(ConfigError, match="plaintext") as told:
+    with pytest.raises(ConfigError, match="plaintext") as error:
         parse_endpoints(text, Credentials())
-    assert "--insecure" in told.value.hint
+    assert "--insecure" in error.value.hint
 
 
 def test_replicas_that_others_name_are_spoken_to_as_the_configured_ones() -> None:

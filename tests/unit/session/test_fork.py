@@ -1,4 +1,4 @@
-"""Who may use the library after a fork. Real forks are in tests/integration/client/test_fork.py."""
+"""Use of the library after a fork. Real forks are in tests/integration/client/test_fork.py."""
 
 from __future__ import annotations
 

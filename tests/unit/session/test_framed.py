@@ -212,10 +212,10 @@ async def test_of_worlds_and_progress_only_the_newest_waits_behind_the_others() 
         theirs.send(world(3))
         assert [await ours.recv() for _ in range(2)] == [moved("a"), world(3)]
         evidence = up(progress={"generation": 1, "evidence": [{"rank": 1}]})
-        told = [up(progress={"generation": 1, "ranks": [{"rank": 1, "step": step}]}) for step in range(3)]
-        for message in (told[0], evidence, told[1], told[2]):
+        reports = [up(progress={"generation": 1, "ranks": [{"rank": 1, "step": step}]}) for step in range(3)]
+        for message in (reports[0], evidence, reports[1], reports[2]):
             ours.send(message)
-        assert [await theirs.recv() for _ in range(2)] == [evidence, told[2]]
+        assert [await theirs.recv() for _ in range(2)] == [evidence, reports[2]]
 
 
 async def test_a_side_that_does_not_read_for_a_while_misses_only_what_is_out_of_date() -> None:

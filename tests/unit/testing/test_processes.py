@@ -1,4 +1,4 @@
-"""Programs that are frozen, and what those who talk to them notice."""
+"""Frozen simulated programs, as the programs connected to them see it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_what_a_program_starts_freezes_with_it_and_others_go_on() -> None:
 
 
 class Two:
-    """A program that dials another one, which counts the ticks that it gets."""
+    """A program that dials another one; the other one counts the ticks it receives."""
 
     def __init__(self, tasks: asyncio.TaskGroup, address: str) -> None:
         self.address = address

@@ -100,7 +100,7 @@ def test_waiting_for_ever_is_found_and_the_waiter_named() -> None:
 
 
 def test_a_program_that_never_waits_is_named() -> None:
-    """Timers are never due then: the seed of a simulation would take for ever."""
+    """No timer is ever due then, so a seed of the simulation would never end."""
 
     async def main() -> None:
         ready = asyncio.Event()
@@ -118,7 +118,7 @@ def test_a_program_that_never_waits_is_named() -> None:
 
 def test_running_for_ever_is_found() -> None:
     async def main() -> None:
-        while True:  # noqa: ASYNC110 - a loop without end is the point
+        while True:  # noqa: ASYNC110 - the test needs an endless loop
             await asyncio.sleep(60)
 
     with pytest.raises(VirtualTimeOverError):

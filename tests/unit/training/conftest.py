@@ -1,4 +1,4 @@
-"""Several ranks that a test plays share one process: without a process group, and not forked by data loaders."""
+"""Fixtures for several ranks in one process: without a process group, and without forked data-loader workers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ multiprocessing.set_forkserver_preload(["torch", "torchdata.stateful_dataloader"
 
 
 def _no_group_of_several(context: RankContext, *, arm: Callable[[], None]) -> bool:
-    """Do for several ranks what is done where torch is not imported."""
+    """Initialise no group of several ranks, as in a process that has not imported torch."""
     return context.world_size == 1 and ensure_group(context, arm=arm)
 
 
 @pytest.fixture(autouse=True)
 def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Initialise no process group of several ranks, though some test before may have imported torch.
+    """Initialise no process group of several ranks, even if an earlier test imported torch.
 
-    One of a single rank is taken down: a rank that was preempted leaves that to the end of its process.
+    A group of one rank is destroyed after the test: a preempted rank leaves that to the end of its process.
     """
     monkeypatch.setattr("strata.training.restore.ensure_group", _no_group_of_several)
     yield
@@ -33,7 +33,7 @@ def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def workers_of_a_fork_server() -> Iterator[None]:
-    """A worker is forked from a server without threads.
+    """Fork data-loader workers from a server process without threads.
 
     pytest's process has threads of earlier tests. A worker forked from it inherits every lock that such a
     thread holds, and may wait for it for ever. Workers forked from a trainer are tested in
@@ -47,13 +47,13 @@ def workers_of_a_fork_server() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nobody_leaves_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no rank that a test left behind end pytest's process once its grace is over."""
+    """Keep a rank that a test left behind from ending pytest's process once its grace is over."""
     monkeypatch.setattr("strata.training.stop.stopper.exit_preempted", lambda: None)
 
 
 @pytest.fixture(autouse=True)
 def signals_are_given_back() -> Iterator[None]:
-    """Fail a test that leaves a handler of a preemption signal: a later test's second signal ends pytest's process."""
+    """Fail a test that leaves a preemption signal's handler: a second signal of a later test would end pytest."""
     before = [signal.getsignal(number) for number in PREEMPT_SIGNALS]
     yield
     assert [signal.getsignal(number) for number in PREEMPT_SIGNALS] == before

@@ -1,4 +1,4 @@
-"""A run made by hand, over ranks that a test plays."""
+"""A `Run` built by hand, for ranks that a test plays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strata.training.settings_agreement import Sampling
 def make_run(
     context: RankContext, folder: Path, *, state: dict[str, Any], wait_s: float, save_every_steps: int = 10**9
 ) -> Run:
-    """Return a run that begins from nothing, and saves to a storage of its own."""
+    """Return a run that starts without a checkpoint, and saves to a storage of its own."""
     clock = Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time)
     checkpoints = CheckpointManager(folder)
     config = TrainingConfig(save_every_steps=save_every_steps, save_wait_s=wait_s)

@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 
 
 class Room:
-    """A world of `size` ranks. Barriers are released, time out and break as real ones do."""
+    """A world of `size` ranks. Its barriers are released, time out and break as real ones do."""
 
     def __init__(self, size: int, *, generation: int = 1) -> None:
         self.size = size
@@ -26,12 +26,12 @@ class Room:
         self.changed = threading.Condition()
         self.rounds: dict[tuple[str, int], dict[int, bytes]] = {}
         self.over: set[tuple[str, int]] = set()
-        """Rounds that timed out, for those who come later as well."""
+        """Rounds that timed out; they stay timed out for ranks that arrive later."""
         self.gone: set[int] = set()
         self.observers: dict[int, list[Callable[[WorldUpdate], None]]] = {}
         self.end_observers: list[Callable[[StrataError], None]] = []
         self.deaf: set[int] = set()
-        """Ranks that hear of nothing, until they are told by `hear`."""
+        """Ranks that receive no notice until `hear` delivers one."""
 
     def rank(self, number: int) -> RoomRank:
         return RoomRank(self, number)
@@ -39,7 +39,7 @@ class Room:
     def notice(
         self, action: StopAction.ValueType, *, grace_s: float = 30.0, workers: Sequence[str] = ()
     ) -> StopNotice:
-        """Ask the world to stop, of which every rank hears that is not deaf."""
+        """Send a stop notice to the world; every rank receives it, except the deaf ones."""
         notice = StopNotice(
             generation=self.generation,
             action=action,
@@ -58,7 +58,7 @@ class Room:
             callback(WorldUpdate(world=world, phase=JOB_PHASE_RUNNING, notice=notice))
 
     def next_world(self) -> None:
-        """End the generation."""
+        """End the generation: publish the next world to every rank."""
         with self.changed:
             self.newest += 1
             self.changed.notify_all()
@@ -74,7 +74,7 @@ class Room:
 
 
 class RoomRank:
-    """One rank."""
+    """One rank of a `Room`."""
 
     job = "j"
     is_standalone = False

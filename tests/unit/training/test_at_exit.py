@@ -1,4 +1,4 @@
-"""How a run ends that its program leaves open."""
+"""How a run ends that its program does not close."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
 for _ in run.steps([1, 2, 3]):
     %s
 """
-"""An error that ends a thread, and not the program, is shown by `sys.excepthook`."""
+"""`sys.excepthook` prints an error that ends a thread but not the program."""
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ for _ in run.steps([1, 2, 3]):
 def test_the_last_step_is_saved_unless_the_program_fails(
     tmp_path: Path, program: str, statement: str, status: int, saved: list[int]
 ) -> None:
-    """A status is seen by `with run:` only; without it a program that ends within a step ends with 1."""
+    """Only `with run:` sees an exit status. Without it, a program that ends within a step exits with 1."""
     argv = [sys.executable, "-c", program % statement, str(tmp_path)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == status, ended.stderr
@@ -100,7 +100,7 @@ for end in ("pass", "sys.exit(0)", "sys.exit(3)", "1 // 0"):
     child.join()
     print(end, child.exitcode, flush=True)
 """
-"""What multiprocessing forks calls nobody at exit."""
+"""multiprocessing's forked children run no exit handlers."""
 
 
 def test_a_child_by_multiprocessing_is_closed_by_how_it_ends(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ for _ in run.steps([1, 2, 3]):
     if run.begun == 2:
         sys.exit(0)
 """
-"""A fork ends as it likes. A daemonic child ends with the program, also where that is ended as failed."""
+"""A fork may end in any way. A daemonic child ends with the program, also if the program ends as failed."""
 
 
 def test_a_fork_of_the_program_ends_as_it_likes_and_no_daemonic_child_outlives_it(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ print("trained")
 
 
 def test_a_program_whose_last_step_cannot_be_saved_has_failed(tmp_path: Path) -> None:
-    """It ended well, and its job would count as done."""
+    """Otherwise the program would exit with 0, and its job would count as done."""
     argv = [sys.executable, "-c", LOST, str(tmp_path)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stdout) == (1, "trained\n")

@@ -1,4 +1,4 @@
-"""What a process does once its generation has ended."""
+"""How a process ends or continues once its generation has ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hear(room: Room, generation: int, *, done: bool = False) -> None:
 
 
 class Gone:
-    """Takes the place of the process's end: tells that it came."""
+    """A stand-in for the end of the process, which records that it was called."""
 
     def __init__(self) -> None:
         self.ran = threading.Event()
@@ -54,20 +54,20 @@ class Gone:
 
 
 def test_a_standalone_process_leaves_and_ends_once_it_is_armed(caplog: pytest.LogCaptureFixture) -> None:
-    room, gone = Room(1), Gone()
+    room, process_end = Room(1), Gone()
     context = room.rank(0)
-    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
+    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
     hear(room, 1)
     ending.arm()
     before = context.left
     assert before is None
     hear(room, 2)
     hear(room, 3)
-    assert gone.ran.wait(LIMIT_S)
+    assert process_end.ran.wait(LIMIT_S)
     assert context.left is not None
     assert context.left[0] == 75
     assert "generation 2 began" in context.left[1]
-    assert gone.count == 1
+    assert process_end.count == 1
     assert "start it under `strata run` to have it restarted" in caplog.text
 
 
@@ -79,34 +79,34 @@ def test_in_an_interactive_session_nothing_ends_the_process(
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     else:
         monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    room, gone = Room(1), Gone()
+    room, process_end = Room(1), Gone()
     context = room.rank(0)
-    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
+    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
     ending.arm()
     hear(room, 2)
-    assert not gone.ran.wait(0.05)
+    assert not process_end.ran.wait(0.05)
     ending.over(STALE)
     assert context.left is not None, "so that it may call strata.init again"
     for ended in (StaleIncarnation("the agent has ended"), RESTORED):
         for callback in tuple(room.end_observers):
             callback(ended)
         ending.failed(ended)
-    assert not gone.ran.wait(0.05)
+    assert not process_end.ran.wait(0.05)
 
 
 def test_a_newer_world_that_came_before_counts_when_it_is_armed() -> None:
-    room, gone = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
+    room, process_end = Room(1), Gone()
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     hear(room, 2)
     assert not ending.armed
-    ending.over(STALE)  # returns at once: whoever is not armed adopts the newer world
-    assert not gone.count
+    ending.over(STALE)  # returns at once: a process that is not armed adopts the newer world
+    assert not process_end.count
     ending.arm()
-    assert gone.ran.wait(LIMIT_S)
+    assert process_end.ran.wait(LIMIT_S)
 
 
 class Drained(RoomRank):
-    """A rank whose coordinators take note of what it asks for."""
+    """A rank whose coordinators record its requests."""
 
     def __init__(self, room: Room) -> None:
         super().__init__(room, 0)
@@ -121,9 +121,9 @@ class Drained(RoomRank):
     "how", ["a signal, with a place", "a signal, without a place", "preempted", "drained"]
 )
 def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -> None:
-    room, gone = Room(2), Gone()
+    room, process_end = Room(2), Gone()
     context = Drained(room)
-    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
+    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
     ending.arm()
     assert ending.leaves, "and nobody has to end it"
     update = WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING)
@@ -138,35 +138,35 @@ def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -
         update.place.first_rank = 1
     for callback in list(room.observers[0]):
         callback(update)
-    assert gone.ran.wait(LIMIT_S)
+    assert process_end.ran.wait(LIMIT_S)
     why = "SIGTERM to it" if how.startswith("a signal") else "as asked"
     assert context.left == (75, why)
-    asked = StopJobRequest(job="j", action=STOP_ACTION_DRAIN, worker_ids=["w0"], reason=why)
-    assert context.requests == ([asked] if update.HasField("place") else [])
+    request = StopJobRequest(job="j", action=STOP_ACTION_DRAIN, worker_ids=["w0"], reason=why)
+    assert context.requests == ([request] if update.HasField("place") else [])
 
 
 def test_a_standalone_process_is_not_meant_by_what_others_are_asked_for() -> None:
-    room, gone = Room(2), Gone()
+    room, process_end = Room(2), Gone()
     context = room.rank(0)
-    ending = StandaloneExit(context, detect_s=0.0, gone=gone)
+    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
     ending.arm()
     drain = StopNotice(generation=2, action=STOP_ACTION_DRAIN, worker_ids=["w7"], reason="w7 is to leave")
     for callback in list(room.observers[0]):
         callback(WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING, notice=drain))
-    assert gone.ran.wait(LIMIT_S)
+    assert process_end.ran.wait(LIMIT_S)
     assert context.left is not None
     assert "w7" not in context.left[1]
 
 
 @pytest.mark.parametrize("how", ["closed", "done"])
 def test_a_process_that_is_done_is_not_ended(how: str) -> None:
-    room, gone = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
+    room, process_end = Room(1), Gone()
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     ending.arm()
     if how == "closed":
         ending.close()
     hear(room, 2, done=how == "done")
-    assert not gone.ran.wait(0.05)
+    assert not process_end.ran.wait(0.05)
     assert not room.observers[0] or how == "done"
 
 
@@ -180,11 +180,11 @@ def test_a_rank_waits_for_its_agent() -> None:
     [(StaleIncarnation("the agent has ended"), True), (StaleGeneration("generation 2 runs"), False)],
 )
 def test_a_process_ends_with_its_agent_whatever_its_main_thread_does(error: StrataError, ends: bool) -> None:
-    room, gone = Room(1), Gone()
-    forget = end_with_agent(room.rank(0), gone)
+    room, process_end = Room(1), Gone()
+    forget = end_with_agent(room.rank(0), process_end)
     for callback in tuple(room.end_observers):
         callback(error)
-    assert gone.ran.wait(LIMIT_S if ends else 0.05) is ends
+    assert process_end.ran.wait(LIMIT_S if ends else 0.05) is ends
     forget()
     assert not room.end_observers
 
@@ -215,14 +215,14 @@ def test_in_process_the_place_is_waited_for() -> None:
 
 
 def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
-    room, gone = Room(2), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
+    room, process_end = Room(2), Gone()
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     waits = threading.Thread(
         target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True
     )
     waits.start()
     hear(room, 2)
-    assert gone.ran.wait(LIMIT_S)
+    assert process_end.ran.wait(LIMIT_S)
     assert waits.is_alive(), "it waits for the end of its process"
 
 
@@ -230,15 +230,15 @@ def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
 def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
     armed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room, gone = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
+    room, process_end = Room(1), Gone()
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     if armed:
         ending.arm()
     waits = threading.Thread(target=ending.failed, args=(RESTORED,), daemon=True)
     waits.start()
     for callback in tuple(room.end_observers):
         callback(RESTORED)
-    assert gone.ran.wait(LIMIT_S)
+    assert process_end.ran.wait(LIMIT_S)
     assert waits.is_alive(), "it waits for the end of its process"
     assert "start the program again, it goes on from the newest checkpoint" in caplog.text
 
@@ -252,21 +252,21 @@ def test_one_that_waits_for_its_first_world_ends_with_75_as_well() -> None:
 
 
 def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
-    room, gone = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=gone)
+    room, process_end = Room(1), Gone()
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     callbacks = tuple(room.end_observers)
     ending.close()
     assert not room.end_observers
     for callback in callbacks:
         callback(RESTORED)
-    assert not gone.ran.wait(0.05)
+    assert not process_end.ran.wait(0.05)
 
 
 DONE = JobDone("job j is done: all 1 ranks are done")
 
 
 class LiveReports(RoomRank):
-    """A rank that was taken for lost, and whose session ends as it comes back: its job is done."""
+    """A rank presumed lost whose session ends on its return, because its job is done."""
 
     def check(self) -> None:
         raise DONE
@@ -274,15 +274,15 @@ class LiveReports(RoomRank):
 
 @pytest.mark.parametrize("error", [STALE, DONE, RuntimeError("connection closed by peer")])
 def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exception) -> None:
-    room, gone = Room(2), Gone()
+    room, process_end = Room(2), Gone()
     context = room.rank(0) if error is STALE else LiveReports(room, 0)
-    ending = StandaloneExit(context, detect_s=LIMIT_S, gone=gone)
+    ending = StandaloneExit(context, detect_s=LIMIT_S, gone=process_end)
     ending.arm()
     if error is STALE:
         hear(room, 2, done=True)
     with pytest.raises(JobDone, match="job j is done"):
         ending.over(STALE) if error is STALE else ending.failed(error)
-    assert not gone.count
+    assert not process_end.count
 
 
 @pytest.mark.parametrize("error", [RuntimeError("its own"), JobDone("job other is done")])
@@ -293,7 +293,7 @@ def test_a_failure_of_its_own_is_none_less_because_a_job_is_done(error: Exceptio
 
 
 def test_a_failure_alone_and_an_interruption_are_its_own() -> None:
-    gone = Gone()
-    StandaloneExit(Room(1).rank(0), detect_s=0.0, gone=gone).failed(RuntimeError())
-    StandaloneExit(Room(2).rank(0), detect_s=0.0, gone=gone).failed(KeyboardInterrupt())
-    assert not gone.count
+    process_end = Gone()
+    StandaloneExit(Room(1).rank(0), detect_s=0.0, gone=process_end).failed(RuntimeError())
+    StandaloneExit(Room(2).rank(0), detect_s=0.0, gone=process_end).failed(KeyboardInterrupt())
+    assert not process_end.count

@@ -1,4 +1,4 @@
-"""The meeting at which standalone processes agree on torch's store."""
+"""The barrier at which standalone processes agree on the address of torch's store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strata.training.group import MEETING, MEETING_S, MEETINGS, meet
 
 
 class Ranks:
-    """Peers whose meeting ends so, one time after the other."""
+    """Peers whose barriers end with the items of `ends`, one after the other."""
 
     def __init__(self, *ends: Exception | dict[int, bytes]) -> None:
         self.ends = list(ends)

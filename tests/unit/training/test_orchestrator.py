@@ -1,4 +1,4 @@
-"""`TrainingOrchestrator`: which world a process becomes part of, and what it restores there."""
+"""`TrainingOrchestrator`: the world that a process joins, and the checkpoint that it restores there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.checkpoint.ports import Cluster, Port
 
 @dataclass
 class StandalonePort(Port):
-    """A standalone process of a job of its own: the catalog's decisions, and a world that may change."""
+    """A standalone process with a job of its own: it applies the catalog's decisions, and its world may change."""
 
     is_standalone: bool = True
     detect_s: float = 0.0
@@ -85,7 +85,7 @@ class StandalonePort(Port):
         pass
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        return lambda: None  # it tells nothing: what follows would end this test's process
+        return lambda: None  # no callback is called: it would end this test's process
 
     def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
         return lambda: None
@@ -114,7 +114,7 @@ def standalone() -> StandalonePort:
 def orchestrator(
     tmp_path: Path, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> TrainingOrchestrator:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # a process group could not be taken back
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # a process group could not be undone
     made = TrainingOrchestrator("nowhere:1", storage_path=tmp_path, save_every_steps=2, preempt_signals=())
     monkeypatch.setattr(made, "_join", lambda: standalone)
     return made
@@ -150,7 +150,7 @@ def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
     assert standalone.rejoined == 2, "nothing was handed out yet"
     assert next(batches) == 3
     standalone.cluster.next_world()
-    run._ending.over = lambda error: None  # type: ignore[method-assign]  # it would wait for the end
+    run._ending.over = lambda error: None  # type: ignore[method-assign]  # the original waits for the process's end
     with pytest.raises(StaleGeneration):
         next(batches)
     assert standalone.rejoined == 2
@@ -166,7 +166,7 @@ def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was preempted before anybody heard that it was done, say, and is begun again."""
+    """For example, the process was preempted before it learned that the job is done, and is restarted."""
 
     def done() -> None:
         raise JobDone("job j is done: every rank ended with 0")
@@ -226,7 +226,7 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was frozen for long, say, and the others have finished without it."""
+    """For example, the process was frozen for long, and the other ranks finished without it."""
 
     def done(*_: object, **__: object) -> None:
         raise JobDone("job j is done: every rank ended with 0")
@@ -275,7 +275,7 @@ def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_ha
 ) -> None:
     standalone.is_standalone = False
     monkeypatch.setenv("STRATA_RESTART", "in_process")
-    monkeypatch.setenv("STRATA_IN_PROCESS", "0")  # put back after the test
+    monkeypatch.setenv("STRATA_IN_PROCESS", "0")  # restored after the test
     monkeypatch.setattr("strata.training.orchestrator.OVER_S", 60.0)
     wrong = ConfigError("no such bucket")
 
@@ -293,7 +293,7 @@ def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_ha
 def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
     orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was right before: a host's mount, or the metadata service with its credentials, is away for a moment."""
+    """The setting worked before: a mount or the metadata service with the host's credentials is away for a moment."""
 
     def refused(*_: object, **_settings: object) -> None:
         raise ConfigError("no credentials are found")

@@ -1,4 +1,4 @@
-"""What ranks were told differently: rank 0's holds, and it is said."""
+"""Settings that differ between ranks: rank 0's apply, and the difference is logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINE = RankSettings(rule=Rule(every_steps=10), sampling=Sampling(global_batch=96
 
 
 class LiveReports(Alone):
-    """A rank among others, of which a test says what each brings."""
+    """One rank; a test prescribes the payloads of the others."""
 
     def __init__(self, rank: int, others: dict[int, bytes]) -> None:
         super().__init__(world_size=1)
@@ -61,13 +61,13 @@ def test_ranks_that_were_told_otherwise_go_by_rank_0(caplog: pytest.LogCaptureFi
     for thread in threads:
         thread.join(LIMIT_S)
     assert got == {0: MINE, 1: MINE, 2: MINE}
-    said = {record.message for record in caplog.records}
+    logged = {record.message for record in caplog.records}
     assert {
         "every_steps is 0 here, and 10 on rank 0: that holds for all",
         "seed is 8 here, and 7 on rank 0: that holds for all",
         "every_steps differs between the ranks: rank 0's 10 holds for all; told otherwise: ranks 1",
         "global_batch differs between the ranks: rank 0's 96 holds for all; told otherwise: ranks 2",
-    } <= said
+    } <= logged
 
 
 def test_ranks_that_were_told_the_same_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +126,7 @@ def test_one_root_by_two_paths_is_shared() -> None:
 
 
 def _brought(roots: dict[str, str]) -> bytes:
-    """Return what a rank that sees `roots` brings to the barrier."""
+    """Return the barrier payload of a rank that sees `roots`."""
     seen: list[bytes] = []
 
     class Listening(Alone):

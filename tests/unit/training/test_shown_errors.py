@@ -1,4 +1,4 @@
-"""How an error that ends a program is shown, in a program of its own."""
+"""How an error that ends a program is printed, each in a program of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print({{}}["mine"])
 
 
 def shown(program: str, folder: Path) -> list[str]:
-    """Return what a program that fails writes to stderr."""
+    """Return the lines that a failing program writes to stderr."""
     script = folder / "train.py"
     script.write_text(program)
     done = subprocess.run(
@@ -69,7 +69,7 @@ def shown(program: str, folder: Path) -> list[str]:
 
 @pytest.fixture
 def unusable(tmp_path: Path) -> str:
-    """A storage path of which a part is a file."""
+    """Return a storage path that leads through a file."""
     (tmp_path / "file").touch()
     return str(tmp_path / "file" / "below")
 
@@ -93,17 +93,17 @@ def test_a_frame_that_strata_called_is_the_programs_own(tmp_path: Path, unusable
 
 
 def test_an_error_of_the_programs_that_led_to_it_is_shown_as_well(tmp_path: Path) -> None:
-    said = shown(REFUSES.format(storage=str(tmp_path / "root")), tmp_path)
-    said = said[said.index("Traceback (most recent call last):") :]
-    assert [line.split(", ")[2] for line in said if "File" in line] == ["in load_state_dict", "in <module>"]
-    assert said[3] == "KeyError: 'other'"
-    assert said[-1] == "strata.errors.CheckpointError: mine (Mine) refuses its state: 'other'"
+    lines = shown(REFUSES.format(storage=str(tmp_path / "root")), tmp_path)
+    lines = lines[lines.index("Traceback (most recent call last):") :]
+    assert [line.split(", ")[2] for line in lines if "File" in line] == ["in load_state_dict", "in <module>"]
+    assert lines[3] == "KeyError: 'other'"
+    assert lines[-1] == "strata.errors.CheckpointError: mine (Mine) refuses its state: 'other'"
 
 
 def test_an_error_that_is_not_stratas_is_shown_as_ever(tmp_path: Path) -> None:
-    said = shown(OWN_ERROR.format(storage=str(tmp_path / "root")), tmp_path)
-    at = said.index("Traceback (most recent call last):")
-    assert said[at + 1 : at + 4] == [
+    lines = shown(OWN_ERROR.format(storage=str(tmp_path / "root")), tmp_path)
+    at = lines.index("Traceback (most recent call last):")
+    assert lines[at + 1 : at + 4] == [
         f'  File "{tmp_path}/train.py", line 5, in <module>',
         '    print({}["mine"])',
         "KeyError: 'mine'",

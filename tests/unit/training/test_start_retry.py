@@ -1,4 +1,4 @@
-"""`StartRetry`: a rank whose storage refuses for a while waits at its start, and when that ends."""
+"""`StartRetry`: a rank waits at its start while its storage refuses, and when that wait ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.unit.training.test_orchestrator import StandalonePort
 
 
 class Waiting(StandalonePort):
-    """A rank that notes what it says, and hears what a test tells."""
+    """A rank that records its reports, and receives the worlds of a test."""
 
     heard: Callable[[WorldUpdate], None] | None = None
 
@@ -107,7 +107,7 @@ def busy() -> StorageError:
 
 
 class Refusing:
-    """Refuses an act so many times; `then` is called at each."""
+    """Refuse a call `times` times, and call `then` at each refusal."""
 
     def __init__(self, times: int, then: Callable[[], None] = lambda: None) -> None:
         self.times = times
@@ -142,8 +142,8 @@ def test_a_rank_whose_storage_refuses_at_its_start_waits_and_begins(
         run.step_done()
     assert refusing.times == 0
     assert "restore: waits 0 s for storage" in rank.__dict__["phases"]
-    said = [hold and (hold.step, hold.reason) for hold in rank.holds]
-    assert said == [(2, "storage answers 503"), None], (
+    holds = [hold and (hold.step, hold.reason) for hold in rank.holds]
+    assert holds == [(2, "storage answers 503"), None], (
         "step 2 cannot be trained: such a generation does not count"
     )
     assert "no checkpoint since step 1, 0 s: storage answers 503" in caplog.text
@@ -171,9 +171,13 @@ def test_after_the_grace_all_ranks_are_asked_to_stop_and_it_leaves_with_75(
     with pytest.raises(Preempted, match="storage answers 503") as ended:
         orchestrator.init(state={})
     assert (ended.value.code, rank.code) == (75, 75)
-    (asked,) = rank.__dict__["stops"]
-    assert (asked.action, asked.grace_ms, asked.generation) == (STOP_ACTION_PREEMPT, 7000, rank.generation)
-    assert "storage answers 503" in asked.reason
+    (request,) = rank.__dict__["stops"]
+    assert (request.action, request.grace_ms, request.generation) == (
+        STOP_ACTION_PREEMPT,
+        7000,
+        rank.generation,
+    )
+    assert "storage answers 503" in request.reason
 
 
 def test_alone_it_waits_and_leaves_with_75_as_well() -> None:
@@ -218,7 +222,7 @@ def test_who_is_asked_to_leave_waits_no_longer(
 def test_the_end_of_its_generation_ends_the_wait(
     armed: bool, orchestrator: TrainingOrchestrator, rank: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A standalone process goes on in the next one; another one is ended by its supervisor."""
+    """A standalone process continues in the next generation; its agent ends any other process."""
     refusing, tries = Refusing(1, then=rank.cluster.next_world), list[int]()
     claim = CheckpointManager.__init__
 

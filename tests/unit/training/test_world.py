@@ -1,4 +1,4 @@
-"""A rank's place: what the environment says, and the same for a rank that goes on in its process."""
+"""A rank's place: from its environment, and the same for a rank that continues in its process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_who_goes_on_in_its_process_finds_what_a_new_one_would(
     assert {name: value for name, value in found.items() if value is not None} == wanted
     assert (told[0] is None) == (told[1] is None) == (restore is None)
     if told[0] is not None:
-        assert '"step": "40"' in told[0]  # as protobuf's JSON has it; both are read
+        assert '"step": "40"' in told[0]  # protobuf's JSON has the number as a string; both forms are read
 
 
 def test_the_world_says_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that train, each with a `Stopper`, in a room."""
+"""Ranks that train in a `Room`, each with a `Stopper`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
 LENGTH = b'{"v":1,"batches":1}'
-"""What a rank tells of a loader of one batch."""
+"""The payload of a rank whose loader has one batch."""
 
 
 class Trainer(threading.Thread):
@@ -87,7 +87,7 @@ def joined(trainers: list[Trainer]) -> list[Trainer]:
 
 
 def training(room: Room, folder: Path, **options: Any) -> tuple[list[Trainer], threading.Barrier]:
-    """Start all ranks, which meet in every step as in a collective; `met` counts the steps."""
+    """Start all ranks, which meet in every step as in a collective; return them and the barrier of their steps."""
     met = threading.Barrier(room.size)
 
     def collective(step: int) -> None:
@@ -100,7 +100,7 @@ def training(room: Room, folder: Path, **options: Any) -> tuple[list[Trainer], t
 
 
 def in_first_step(room: Room, folder: Path, **options: Any) -> tuple[Trainer, threading.Event]:
-    """Start rank 0 of a room without the others; return it in its first step, and what ends that."""
+    """Start rank 0 of a room without the others; return it in its first step, and the event that ends the step."""
     room.rounds[LOADER_BARRIER, 1] = dict.fromkeys(range(1, room.size), LENGTH)
     begun, end = threading.Event(), threading.Event()
 
@@ -115,7 +115,7 @@ def in_first_step(room: Room, folder: Path, **options: Any) -> tuple[Trainer, th
 
 
 def decided(trainer: Trainer) -> int:
-    """Return the step that this rank was told to stop after, once it is."""
+    """Return the step to stop after, once this rank knows the decision."""
     stopper = trainer.stopper
     with stopper._changed:
         assert stopper._changed.wait_for(lambda: stopper._agreement.decision is not None, LIMIT_S)
@@ -133,13 +133,13 @@ def holding(trainer: Trainer) -> int:
 
 
 def proposes(room: Room, number: int) -> tuple[RoomRank, Agreement, bytes]:
-    """Play a rank that has not begun, and takes part in the proposals only; return what it would answer."""
+    """Play a rank before its first step, in the proposals only; return it, its agreement and the answer to give."""
     other, agreement = room.rank(number), Agreement()
     brought = other.barrier(STOP_BARRIER, agreement.propose())
     return other, *agreement.answer(brought, ranks=room.size)
 
 
 def others_agree(room: Room, number: int) -> None:
-    """Play a rank that says "ok" to the first step that is proposed."""
+    """Play a rank that answers "ok" to the first proposed step."""
     other, _, answer = proposes(room, number)
     other.barrier(STOP_BARRIER, answer)

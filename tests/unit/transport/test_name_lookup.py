@@ -1,4 +1,4 @@
-"""How long names take: what is said, and of which lookup."""
+"""Slow name lookups: the warning, and the lookup that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.transport.name_lookup import lookup_s, warn_if_slow
 
 
 class LeaveRequest:
-    """A name service that answers after `takes_s`, if it does at all."""
+    """A name service that answers after `takes_s`, or never if `answers` is False."""
 
     def __init__(self, takes_s: float = 0.0, *, answers: bool = True) -> None:
         self.of: list[str] = []
@@ -42,17 +42,17 @@ def test_it_is_asked_for_as_torch_does(host: str, asked: str | None) -> None:
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_lookup, "SLOW_S", 0.05)
-    said: list[str] = []
+    messages: list[str] = []
     began = time.monotonic()
-    thread = warn_if_slow("10.0.0.7", said.append, ask=LeaveRequest(0.2, answers=answers))
+    thread = warn_if_slow("10.0.0.7", messages.append, ask=LeaveRequest(0.2, answers=answers))
     assert time.monotonic() - began < 0.2, "nobody waits for it"
     thread.join(5.0)
-    (line,) = said
+    (line,) = messages
     assert re.search(r"10\.0\.0\.7 took 0\.[2-9] s", line)
     assert "RES_OPTIONS" in line
 
 
 def test_a_quick_answer_is_not_spoken_of() -> None:
-    said: list[str] = []
-    warn_if_slow("10.0.0.7", said.append, ask=LeaveRequest(answers=False)).join(5.0)
-    assert not said
+    messages: list[str] = []
+    warn_if_slow("10.0.0.7", messages.append, ask=LeaveRequest(answers=False)).join(5.0)
+    assert not messages

@@ -1,4 +1,4 @@
-"""Records as messages: what goes out with every push stays small."""
+"""Checkpoint records as messages: the message that every push carries stays small."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def test_what_hosts_say_of_a_copy_is_for_who_asks_and_bounded() -> None:
     entry = newest(job.store.job())
     assert entry is not None
     assert list(checkpoint_message(job.store.job(), entry).corruption_reports) == []
-    asked = checkpoint_with_reports(job.store.job(), entry).corruption_reports
-    assert len(asked) == REPORTS
-    assert asked[0] == "host-a on primary: found damage: a bit"
-    assert {len(each) for each in asked[1:]} == {REPORT_CHARS}
-    assert asked[1].endswith("…")
+    reports = checkpoint_with_reports(job.store.job(), entry).corruption_reports
+    assert len(reports) == REPORTS
+    assert reports[0] == "host-a on primary: found damage: a bit"
+    assert {len(each) for each in reports[1:]} == {REPORT_CHARS}
+    assert reports[1].endswith("…")

@@ -1,4 +1,4 @@
-"""Pages of an answer are put together as if it had come at once."""
+"""The pages of an answer are joined as if the answer had come in one message."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PAGES = {
 
 
 def test_lists_and_maps_of_lists_are_continued() -> None:
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     def ask(request: Any) -> GetAssignmentResponse:
-        asked.append((request.job, request.page_token))
+        requested.append((request.job, request.page_token))
         answer = GetAssignmentResponse()
         answer.CopyFrom(PAGES[request.page_token])
         return answer
 
     request = GetAssignmentRequest(job="j")
     answer = whole(ask, request)
-    assert asked == [("j", ""), ("j", "1"), ("j", "2")]
+    assert requested == [("j", ""), ("j", "1"), ("j", "2")]
     assert request.page_token == ""
     assert (answer.assign_epoch, list(answer.workers), answer.next_page_token) == (3, ["a", "b"], "")
     assert {worker: list(shards.index) for worker, shards in answer.owners.items()} == {

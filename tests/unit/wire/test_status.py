@@ -1,4 +1,4 @@
-"""Every error survives the wire, and what comes without our details degrades sensibly."""
+"""Every error survives the wire, and a status without Strata's details becomes a sensible error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_missing_ranks_of_a_barrier_come_back() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "\N{SNOWMAN}" * 5000])
 def test_of_an_error_too_large_for_a_trailer_the_beginning_comes_back(text: str) -> None:
-    """grpc refuses metadata of more than 8 KiB; a client then sees only that, and not the error."""
+    """gRPC refuses metadata of more than 8 KiB. A client would then get that refusal in place of the error."""
     error = BarrierTimeout(text, missing=[f"rank {rank}" for rank in range(2000)], hint=text)
     ((_key, packed),) = status.details(error)
     assert len(packed) < 4500, "and a third more in base64"

@@ -176,29 +176,29 @@ def opened(host: Host) -> OpenDevices:
 
 @asynccontextmanager
 async def watched(host: Host, **health: Any) -> AsyncIterator[LiveReports]:
-    told = LiveReports()
+    reports = LiveReports()
     config = HealthConfig(telemetry_s=0.5, **health)
     async with watching_devices(
-        opened(host), config, told, job="j", worker_id="w", grace_s=30, on_unfit=told.unfit.append
+        opened(host), config, reports, job="j", worker_id="w", grace_s=30, on_unfit=reports.unfit.append
     ):
-        yield told
+        yield reports
 
 
 async def test_a_fatal_error_drains_the_member_and_is_told_at_once(host: Host) -> None:
     host.has(WELL, WELL)
-    async with watched(host) as told:
-        await told.until(lambda: told.devices_)
-        assert [device.fault for device in told.devices_[0]] == ["", ""]
+    async with watched(host) as reports:
+        await reports.until(lambda: reports.devices_)
+        assert [device.fault for device in reports.devices_[0]] == ["", ""]
         host.has(WELL, {**WELL, "xids": [79]})
-        await told.until(lambda: told.asked)
-        (request,) = told.asked
+        await reports.until(lambda: reports.asked)
+        (request,) = reports.asked
         assert (request.job, request.action, list(request.worker_ids)) == ("j", STOP_ACTION_DRAIN, ["w"])
         assert request.reason == "device 1: XID 79: the GPU has fallen off the bus"
-        assert told.unfit == [request.reason], "a standby cannot be drained: it leaves"
-        assert [device.fault != "" for device in told.devices_[-1]] == [False, True]
-        count = len(told.devices_)
-        await told.until(lambda: len(told.devices_) > count + 1)
-        assert len(told.asked) == 1, "once for all readings"
+        assert reports.unfit == [request.reason], "a standby cannot be drained: it leaves"
+        assert [device.fault != "" for device in reports.devices_[-1]] == [False, True]
+        count = len(reports.devices_)
+        await reports.until(lambda: len(reports.devices_) > count + 1)
+        assert len(reports.asked) == 1, "once for all readings"
 
 
 async def test_a_drain_is_asked_for_until_somebody_hears_it(
@@ -206,21 +206,21 @@ async def test_a_drain_is_asked_for_until_somebody_hears_it(
 ) -> None:
     monkeypatch.setattr(draining, "AGAIN_S", 0.05)
     host.has(WELL)
-    async with watched(host) as told:
-        told.refusing = True
-        await told.until(lambda: told.devices_)
+    async with watched(host) as reports:
+        reports.refusing = True
+        await reports.until(lambda: reports.devices_)
         host.has({**WELL, "ecc_uncorrected": 2})
-        await told.until(lambda: len(told.asked) > 2)
+        await reports.until(lambda: len(reports.asked) > 2)
 
 
 @pytest.mark.parametrize("health", [{"drain_on_fault": False}, {"ignored_xids": ("79",)}])
 async def test_nobody_is_drained_who_does_not_want_it(host: Host, health: dict[str, Any]) -> None:
     host.has(WELL)
-    async with watched(host, **health) as told:
-        await told.until(lambda: told.devices_)
+    async with watched(host, **health) as reports:
+        await reports.until(lambda: reports.devices_)
         host.has({**WELL, "xids": [79]})
-        await told.until(lambda: list(told.devices_[-1][0].xids) == [79])
-        assert told.asked == told.unfit == []
+        await reports.until(lambda: list(reports.devices_[-1][0].xids) == [79])
+        assert reports.asked == reports.unfit == []
 
 
 async def test_a_node_with_a_sick_device_does_not_join(host: Host, tmp_path: Path) -> None:
@@ -273,13 +273,13 @@ async def test_what_fails_in_the_thread_is_raised_where_it_was_asked_for() -> No
 async def test_a_watch_says_each_fault_once(host: Host) -> None:
     host.has({**WELL, "error": LOST})
     faults: list[str] = []
-    told = LiveReports()
+    reports = LiveReports()
     watch = DeviceWatch(
-        opened(host), tell=told.devices, on_fault=faults.append, telemetry_s=0.5, ignored_xids=()
+        opened(host), tell=reports.devices, on_fault=faults.append, telemetry_s=0.5, ignored_xids=()
     )
     running = asyncio.create_task(watch.run())
     try:
-        await told.until(lambda: len(told.devices_) > 2)
+        await reports.until(lambda: len(reports.devices_) > 2)
     finally:
         running.cancel()
     assert faults == ["device 0: its driver does not reach it any more: it has fallen off the bus"]

@@ -1,4 +1,4 @@
-"""What NCCL's flight recorder wrote, found and asked for."""
+"""Finding and requesting the traces of NCCL's flight recorder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_what_was_written_before_is_found(tmp_path: Path) -> None:
 
 
 async def test_a_rank_writes_when_its_pipe_is_written(tmp_path: Path) -> None:
-    """The other side is what torch does: it opens the pipe for reading, and writes when it has something."""
+    """The test acts as torch: it opens the pipe for reading, and writes the trace once the pipe has data."""
     pipe = tmp_path / "nccl_pipe_rank_0.pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

@@ -79,7 +79,7 @@ def test_a_client_shows_the_certificate_of_its_worker(
         return Path(os.environ["STRATA_TLS_CERT_FILE"]).parent.name
 
     for name in ("STRATA_TLS_CA_FILE", "STRATA_TLS_CERT_FILE", "STRATA_TLS_KEY_FILE"):
-        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it after the test
     for name, value in certificates.environment.items():
         monkeypatch.setenv(name, value)
 

@@ -1,4 +1,4 @@
-"""Doctored histories, by the rule that each breaks: what `test_doctored` goes through."""
+"""Doctored histories by the rule that each violates, for `test_doctored`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.unit.chaos.story import Story
 Doctor = Callable[[Story, Path], None]
 DOCTORS: dict[str, list[Doctor]] = {}
 RESTORED_DOCTORS: dict[str, list[Doctor]] = {}
-"""Of a run in which etcd was lost and restored."""
+"""Doctors for a run in which etcd was lost and restored."""
 
 
 def breaks(rule: str, *, restored: bool = False) -> Callable[[Doctor], Doctor]:
-    """Note that a function makes a good run break `rule`, one that was `restored` if so."""
+    """Register a function that makes a good run, or a `restored` one, violate `rule`."""
 
     def note(doctor: Doctor) -> Doctor:
         (RESTORED_DOCTORS if restored else DOCTORS).setdefault(rule, []).append(doctor)

@@ -1,4 +1,4 @@
-"""What breaks the rules of relayed watches."""
+"""Doctored histories that violate the rules of relayed watches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.unit.chaos.story import Story
 
 
 def a_fault(story: Story, begin_t: float, end_t: float) -> None:
-    """One of the nemesis, of anything."""
+    """Write any fault of the nemesis, from `begin_t` to `end_t`."""
     faulty = {"id": 1, "fault": "kill-leader", "targets": ["coordinator-1"]}
     story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True}, t=begin_t)
     story.line("nemesis", 6, "fault.heal", args=faulty, t=end_t)
@@ -80,7 +80,7 @@ def a_stream_falls_silent_long_after_a_fault(story: Story, _storage: Path) -> No
 
 @breaks("watches/not-silent")
 def a_stream_says_that_it_lives_and_not_what_it_owes(story: Story, _storage: Path) -> None:
-    """So does a replica whose own watch is stuck: its progress marks stay where they are."""
+    """A replica whose own watch is stuck does this: it sends progress marks whose revision does not advance."""
     a_stream_falls_silent(story, _storage)
     last = story.lines("watch.message")[-1]
     stuck = {**last["result"], "events": []}
@@ -103,7 +103,7 @@ def a_stream_stays_silent_long_after_a_fault(story: Story, _storage: Path) -> No
 
 @breaks("watches/not-silent")
 def a_stream_falls_silent_twice_and_a_fault_excuses_the_longer(story: Story, _storage: Path) -> None:
-    """The messages of stream 2 from its second on come 12 s late, and again 20 s later than that."""
+    """Stream 2's messages after the first come 12 s later, and its end 40 s later. A fault excuses the later silence only."""
     a_stream_falls_silent(story, _storage)
     _first, *others = [line for line in story.lines("watch.message") if line["args"]["stream"] == 2]
     for line in others:

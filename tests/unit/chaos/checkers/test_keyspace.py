@@ -1,4 +1,4 @@
-"""The checkers' own reading of the keyspace knows every key of docs/keyspace.md."""
+"""The checkers' own parser of the keyspace knows every key of docs/keyspace.md."""
 
 from __future__ import annotations
 

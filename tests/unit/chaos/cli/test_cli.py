@@ -53,13 +53,13 @@ def test_a_plan_is_printed_and_nothing_runs(tmp_path: Path) -> None:
         "--plan",
     )
 
-    said = shown(*words)
+    output = shown(*words)
 
-    assert said == shown(*words)
-    assert re.match(r"seed 4\n +\d+\.\d s  [a-z-]+, held ", said)
+    assert output == shown(*words)
+    assert re.match(r"seed 4\n +\d+\.\d s  [a-z-]+, held ", output)
     (body,) = json.loads(shown(*words, "--json"))
     assert body["seed"] == 4
-    assert len(body["plan"]) == len(said.splitlines()) - 1
+    assert len(body["plan"]) == len(output.splitlines()) - 1
     assert not list(tmp_path.iterdir())
 
 
@@ -70,10 +70,10 @@ def test_rounds_are_seeds_one_after_the_other() -> None:
 
 
 def test_the_list_has_everything() -> None:
-    said, body = shown("list"), json.loads(shown("list", "--json"))
+    output, body = shown("list"), json.loads(shown("list", "--json"))
 
     for name in [path.stem for path in scenario.shipped()] + list(faults.ALL):
-        assert re.search(rf"^{name} ", said, re.MULTILINE), name
+        assert re.search(rf"^{name} ", output, re.MULTILINE), name
     assert {found["name"] for found in body["faults"]} == set(faults.ALL)
     assert {found["name"] for found in body["backends"]} == {"process", "netns"}
     (kill,) = [found for found in body["faults"] if found["name"] == "isolate-leader"]

@@ -65,7 +65,7 @@ def test_another_seed_is_another_plan() -> None:
 
 
 def test_a_known_seed_has_a_known_plan() -> None:
-    """A seed in a report of last year still means the same run."""
+    """A seed in an old report must still produce the same run."""
     planned = made(drawn=RandomFaults(weights={"kill-leader": 3, "freeze-leader": 1}), seed=7, duration_s=15)
 
     assert [(p.at_s, p.hold_s, p.fault, p.choice) for p in planned] == KNOWN
@@ -80,7 +80,7 @@ KNOWN = [
 
 
 def test_what_is_drawn_keeps_off_the_script() -> None:
-    """A fault of the script must take effect, so nothing else may hold its target then."""
+    """A scripted fault must take effect, so no drawn fault may hold its target at that time."""
     planned = made(
         ScriptedFault(name="freeze-leader", at_s=20, hold_s=10),
         drawn=RandomFaults(weights={"kill-leader": 1}, gap_s=(0, 1), hold_s=(1, 4)),
@@ -109,7 +109,7 @@ def test_plans_keep_their_limits(seed: int, overlap: int, least: float, more: fl
     try:
         planned = made(drawn=drawn, seed=seed, duration_s=40)
     except ConfigError:
-        return  # nothing had room
+        return  # no fault fits into the duration
 
     assert all(p.end_s <= 40 for p in planned), "all is healed when the time is over"
     assert list(planned) == sorted(planned, key=lambda p: p.at_s)

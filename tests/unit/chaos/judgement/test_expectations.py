@@ -24,7 +24,7 @@ def line(
     begun: str = "",
     ended: str = "",
 ) -> Record:
-    """One line; `begun` and `ended` join the two of an operation that is announced."""
+    """Return one line. The same id as `begun` and as `ended` joins the two lines of an announced operation."""
     return Record(
         client=client,
         process=1,
@@ -40,7 +40,7 @@ def line(
 
 
 def event(t0: float, key: str, value: object = None) -> Record:
-    """An event of etcd as the observer writes it; without a value it is a deletion."""
+    """Return an event of etcd as the observer writes it; without a value, a deletion."""
     result = {
         "revision": int(t0 * 10),
         "key": key,
@@ -94,8 +94,10 @@ def test_what_is_not_expected_is_not_looked_for(tmp_path: Path, expect: Expectat
 
 def test_a_save_that_ends_without_a_commit_failed(tmp_path: Path) -> None:
     args = {"job": "b-1", "step": 120, "rank": 1}
-    (said,) = judged(tmp_path, line("w-1", "checkpoint.save", 15.0, args=args, result={"committed": False}))
-    assert said == "no_save_fails: the save of step 120 by rank 1 of job b-1 ended without a commit"
+    (finding,) = judged(
+        tmp_path, line("w-1", "checkpoint.save", 15.0, args=args, result={"committed": False})
+    )
+    assert finding == "no_save_fails: the save of step 120 by rank 1 of job b-1 ended without a commit"
 
 
 def test_a_save_that_does_not_end_failed(tmp_path: Path) -> None:
@@ -107,12 +109,12 @@ def test_a_save_that_does_not_end_failed(tmp_path: Path) -> None:
         line("w-1", "checkpoint.save", 30.0, args=args, begun="w-1.3"),
         line("w-1", "checkpoint.save", 51.0, args=args, result={"committed": False}, ended="w-1.2"),
     ]
-    (said,) = judged(tmp_path, *saves, end_s=50.0)
-    assert said == "no_save_fails: the save of step 120 by rank 1 of job b-1 had not ended after 36 s"
+    (finding,) = judged(tmp_path, *saves, end_s=50.0)
+    assert finding == "no_save_fails: the save of step 120 by rank 1 of job b-1 had not ended after 36 s"
 
 
 def test_only_the_time_of_the_faults_counts(tmp_path: Path) -> None:
-    """Members come before the first fault and leave after the last."""
+    """Members join before the first fault and leave after the last one."""
     early = [event(5.0, f"{J}/workers/founder"), event(5.0, f"{J}/world", {"generation": 1})]
 
     assert not judged(tmp_path, *early, event(21.0, f"{J}/workers/w-1"))
@@ -121,9 +123,11 @@ def test_only_the_time_of_the_faults_counts(tmp_path: Path) -> None:
 def test_what_is_well_is_not_found(tmp_path: Path) -> None:
     assert not judged(
         tmp_path,
-        event(15.0, f"{J}/workers/w-1", {"boot": "b"}),  # a hand-over
+        event(
+            15.0, f"{J}/workers/w-1", {"boot": "b"}
+        ),  # the member's hand-over to another replica (PROTOCOLS 5.2)
         event(15.1, f"{J}/barriers/all/1/4/outcome", {"result": "released"}),
-        event(15.2, f"{J}/barriers/all/1/4/outcome"),  # cleared away
+        event(15.2, f"{J}/barriers/all/1/4/outcome"),  # the outcome is removed
         event(15.3, f"{J}/barriers/hurry/1/4/outcome", {"result": "timed_out"}),
         event(15.3, SLOT, {"state": "committed", "reason": ""}),
         line("w-1", "checkpoint.save", 15.3, args={"step": 120}, result={"committed": True}),

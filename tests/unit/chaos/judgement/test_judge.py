@@ -1,4 +1,4 @@
-"""The verdict: what makes it unknown, what is counted, and that a long run is judged in little memory."""
+"""The verdict: the reasons for "unknown", the counts, and little memory for a long run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_gap_in_the_ground_truth_is_no_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("complete", [None, False])
 def test_a_ground_truth_that_ends_early_is_no_verdict(complete: bool | None, tmp_path: Path) -> None:
-    """The observer was killed, or could not catch up."""
+    """The observer was killed, or did not catch up."""
     run = good_run(tmp_path / "storage").write(tmp_path)
     lines = (run / "observer.jsonl").read_text().splitlines(keepends=True)
     last = [] if complete is None else [lines[-1].replace("true", "false")]
@@ -107,7 +107,7 @@ def test_what_nobody_ended_counts_as_unknown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outcome", ["unknown", "fail"])
 def test_an_unknown_end_may_have_had_its_effect_or_not(outcome: str, tmp_path: Path) -> None:
-    """The same end of a barrier and of a save, whether etcd has their effect or does not."""
+    """A barrier and a save end with an error, although etcd has their effect. Both outcomes allow that."""
     story = good_run(tmp_path / "storage")
     for op in ("barrier", "checkpoint.save"):
         ended = next(line for line in story.lines(op) if line["outcome"] == "ok")
@@ -127,7 +127,7 @@ def test_a_rule_that_judged_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_judged_in_little_memory(tmp_path: Path) -> None:
-    """A hundred thousand lines; docs/chaos/checkers.md tells of a million."""
+    """This run has a hundred thousand lines; docs/chaos/checkers.md has the numbers for a million."""
     done = subprocess.run(
         [sys.executable, "-c", LONG_RUN, str(tmp_path), "15000"], check=True, capture_output=True, text=True
     )

@@ -89,7 +89,7 @@ def test_the_verdict(found: Result, verdict: Exit, said: str) -> None:
 
 
 def test_the_text_shows_what_a_person_looks_for() -> None:
-    said = report.text(
+    text = report.text(
         result(
             injury(leader_s=0.05, barrier_s=0.2),
             injury(number=2, leader_s=5.5, barrier_s=0.4),
@@ -99,18 +99,18 @@ def test_the_text_shows_what_a_person_looks_for() -> None:
         )
     )
 
-    assert said.startswith("VIOLATION: 1 found\n")
-    assert "4 faults injected, 3 effective" in said
-    (row,) = [line.split() for line in said.splitlines() if line.startswith("kill-leader ")]
+    assert text.startswith("VIOLATION: 1 found\n")
+    assert "4 faults injected, 3 effective" in text
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("kill-leader ")]
     assert row == ["kill-leader", "2", "2", "2.77", "/", "5.50", "0.30", "/", "0.40", "-", "-"]
-    (row,) = [line.split() for line in said.splitlines() if line.startswith("kill-etcd-majority ")]
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("kill-etcd-majority ")]
     assert row == ["kill-etcd-majority", "1", "1", "-", "-", "1.25", "/", "1.25", "-"]
-    assert "VIOLATION (leadership/fenced): a write without its fence\n    x.jsonl:3: {}" in said
-    assert "4 freeze-rank: it lives" in said
-    assert re.search(r"barriers/once +12 +0\n", said)
-    assert "nothing to judge for: watches/exact" in said
-    assert "again   strata-chaos run --scenario smoke --seed 3 --duration 120 --backend netns" in said
-    assert "judge   strata-chaos check runs/smoke-3" in said
+    assert "VIOLATION (leadership/fenced): a write without its fence\n    x.jsonl:3: {}" in text
+    assert "4 freeze-rank: it lives" in text
+    assert re.search(r"barriers/once +12 +0\n", text)
+    assert "nothing to judge for: watches/exact" in text
+    assert "again   strata-chaos run --scenario smoke --seed 3 --duration 120 --backend netns" in text
+    assert "judge   strata-chaos check runs/smoke-3" in text
 
 
 def test_the_document_says_the_same_and_can_be_read_back() -> None:
@@ -135,10 +135,10 @@ def test_spreads() -> None:
 def test_rounds_are_added_up() -> None:
     runs = [result(injury(), seed=1), result(injury(), injury(number=2), findings=(FOUND,), seed=2)]
 
-    said, body = rounds.text(runs), rounds.body(runs)
+    text, body = rounds.text(runs), rounds.body(runs)
 
-    assert said.startswith("1 PASS, 1 VIOLATION\n2 runs, 4 minutes, 3 faults injected, 3 effective\n")
-    assert "seed 2: VIOLATION (leadership/fenced)" in said
+    assert text.startswith("1 PASS, 1 VIOLATION\n2 runs, 4 minutes, 3 faults injected, 3 effective\n")
+    assert "seed 2: VIOLATION (leadership/fenced)" in text
     assert body["exit_code"] == 1
     assert body["operations"] == {"barrier": {"ok": 80, "unknown": 4}}
     assert [run["seed"] for run in body["runs"]] == [1, 2]

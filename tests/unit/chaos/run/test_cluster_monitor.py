@@ -1,4 +1,4 @@
-"""What aims the faults follows one cluster, and after a loss of etcd the next one."""
+"""The monitor that chooses targets of faults follows one cluster, and the next one after a loss of etcd."""
 
 from __future__ import annotations
 

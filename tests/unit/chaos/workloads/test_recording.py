@@ -1,4 +1,4 @@
-"""What a client writes down: beginnings before effects, and no failure where the outcome is open."""
+"""Recording of a client's operations: a beginning before its effect, and no failure if the outcome is unknown."""
 
 from __future__ import annotations
 

@@ -187,10 +187,10 @@ def test_what_says_the_byte_order_is_measured_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros compress to almost nothing in an archive, but take their full size in memory."""
-    read, asked = zipfile.ZipFile.read, list[int]()
+    read, sizes = zipfile.ZipFile.read, list[int]()
 
     def reads(archive: zipfile.ZipFile, name: Any, pwd: bytes | None = None) -> bytes:
-        asked.append(archive.getinfo(getattr(name, "filename", name)).file_size)
+        sizes.append(archive.getinfo(getattr(name, "filename", name)).file_size)
         return read(archive, name, pwd)
 
     monkeypatch.setattr(zipfile.ZipFile, "read", reads)
@@ -200,7 +200,7 @@ def test_what_says_the_byte_order_is_measured_before_it_is_read(
             archive.writestr("archive/byteorder", order)
         with pytest.raises(CheckpointError, match="little-endian machine"):
             read_file(path)
-    assert max(asked) < 1000
+    assert max(sizes) < 1000
 
 
 def safetensors(path: Path, header: Any, data: bytes = b"") -> Path:

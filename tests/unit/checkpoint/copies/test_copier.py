@@ -58,10 +58,10 @@ def test_it_is_told_and_the_next_one_is_copied(
     getattr(pair, side).fail(error, verb, name=f"{first.folder}/{name}")
     pair.replicator.add(first)
     pair.replicator.add(second)
-    with pytest.raises(StorageError, match=f"step 1 is not copied.*{type(error).__name__}") as told:
+    with pytest.raises(StorageError, match=f"step 1 is not copied.*{type(error).__name__}") as raised:
         pair.replicator.wait(LIMIT_S)
-    assert told.value.__cause__ is error
-    assert told.value.hint
+    assert raised.value.__cause__ is error
+    assert raised.value.hint
     assert committed(pair.far, second.folder) is not None
     assert committed(pair.far, first.folder) is None
     pair.replicator.wait(LIMIT_S)  # the error is reported once
@@ -112,9 +112,9 @@ def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
     pair.replicator.add(pair.save(3))
     for _step in (1, 2, 3):
         assert pair.turned.acquire(timeout=LIMIT_S)
-    with pytest.raises(StorageError, match="step 2") as told:
+    with pytest.raises(StorageError, match="step 2") as raised:
         pair.replicator.check()
-    assert "step 3" in "".join(told.value.__notes__)
+    assert "step 3" in "".join(raised.value.__notes__)
     pair.replicator.check()
 
 
@@ -191,19 +191,19 @@ def test_what_an_incremental_does_not_use_keeps_it_from_nothing(pair: Pair) -> N
 @pytest.mark.parametrize("harm", ["a bit", "cut"])
 @pytest.mark.parametrize("which", ["base", "own"])
 def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str, harm: str) -> None:
-    """The copier does not rewrite a cut object: uploads leave no partial objects, and a taken name is never replaced."""
+    """The copier rewrites no cut object: uploads leave no partial objects, and a taken name is never replaced."""
     base, replica = pair.with_incremental()
     name = image_of(pair.near, base if which == "base" else replica)
     whole = pair.near.objects[name]
     put(pair.far, name, whole if harm == "a bit" else whole[:-1])
-    said = f"memory.* has {len(whole) - 1} bytes instead of {len(whole)}"
+    message = f"memory.* has {len(whole) - 1} bytes instead of {len(whole)}"
     if harm == "a bit":
         pair.far.flip(name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
-        said = "memory.*differs"
+        message = "memory.*differs"
     pair.replicator.add(replica)
-    with pytest.raises(CheckpointCorrupt, match=said) as told:
+    with pytest.raises(CheckpointCorrupt, match=message) as raised:
         pair.replicator.wait(LIMIT_S)
-    assert "remove the damaged object there" in told.value.hint
+    assert "remove the damaged object there" in raised.value.hint
     assert not pair.far.exists(f"{replica.folder}/{MARKER}")
     assert not pair.far.exists(f"{replica.folder}/manifest.json")
 

@@ -208,14 +208,14 @@ def test_a_new_host_finds_everything_afar(pair: Pair) -> None:
 
 def test_each_file_comes_from_the_nearest_that_has_it(pair: Pair) -> None:
     replica = pair.replicate(1)
-    asked: list[str] = []
-    pair.far.fault = lambda verb, name: asked.append(name)
+    requested: list[str] = []
+    pair.far.fault = lambda verb, name: requested.append(name)
     assert loaded(pair.both, replica) == STATE["weights"]
-    assert asked == []
+    assert requested == []
     image = image_of(pair.near, replica)
     del pair.near.objects[image]
     assert loaded(pair.both, replica) == STATE["weights"]
-    assert set(asked) == {image}
+    assert set(requested) == {image}
 
 
 def test_a_near_storage_that_fails_is_read_from_afar(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

@@ -129,7 +129,7 @@ def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
 
 
 def one_process(steps: int) -> tuple[TieredStorage, Stepping, LocalCatalog, Act]:
-    """Return tiered storages with `steps` saves, the near one, the catalog, and the copying process's retention pass."""
+    """Return storages with `steps` saves, the near one, the catalog, and the copying process's retention pass."""
     near = Stepping()
     storage = TieredStorage(near, MemoryStorage())
     catalog = local_catalog(storage)

@@ -59,11 +59,11 @@ def test_flipped_bits_of_every_region_of_an_image_are_found() -> None:
         range(4096, size): "",
         range(size - 40, size): "",
     }
-    for region, what in {**regions, second: r"tensor big differs .* \(chunk 1\)"}.items():
+    for region, message in {**regions, second: r"tensor big differs .* \(chunk 1\)"}.items():
         for _ in range(6):
             at, bit = seeded.choice(region), seeded.randrange(8)
             saved.storage.flip(name, at, bit)
-            with pytest.raises(CheckpointCorrupt, match=rf"rank-00000\.safetensors.*{what}"):
+            with pytest.raises(CheckpointCorrupt, match=rf"rank-00000\.safetensors.*{message}"):
                 saved.load()
             saved.storage.flip(name, at, bit)
     saved.load()
@@ -165,8 +165,8 @@ def second_chunk_elsewhere() -> tuple[Saved, Callable[[], Loaded], str]:
     image = ImageRef(folder="step-0", image="other", size_bytes=len(tail) + 5)
     saved.storage.objects["step-0/other"] = b"12345" + tail
     own = saved.storage.objects[saved.name("rank-00000.safetensors")]
-    gone = own[: 4096 + CHUNK_BYTES] + bytes(len(tail)) + own[4096 + CHUNK_BYTES + len(tail) :]
-    saved.storage.objects[saved.name("rank-00000.safetensors")] = gone
+    zeroed = own[: 4096 + CHUNK_BYTES] + bytes(len(tail)) + own[4096 + CHUNK_BYTES + len(tail) :]
+    saved.storage.objects[saved.name("rank-00000.safetensors")] = zeroed
     return saved, rewritten(saved, moved_to(image)), "step-0/other"
 
 

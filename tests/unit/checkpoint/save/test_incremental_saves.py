@@ -80,7 +80,7 @@ def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None
 
 
 def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) -> None:
-    """Whichever rank begins first decides: a Full of all ranks, or an Incremental in which one rank wrote everything."""
+    """The rank that begins first decides: a Full of all, or an Incremental in which one rank wrote everything."""
     world.saved(1, states(1))
     changed = [states(2)[0], {"frozen": np.full(2 * CHUNK_BYTES, 77, np.uint8), "hot": states(2)[1]["hot"]}]
     one, other = world.saved(2, changed)

@@ -281,15 +281,15 @@ def test_a_part_that_is_refused_for_a_while_is_committed_within_the_same_attempt
 def test_at_the_end_of_the_grace_the_save_is_dropped_if_somebody_takes_over_and_fails_if_not(
     taken_over: bool,
 ) -> None:
-    ranks, told = Ranks(2, grace_s=0.1), list[str]()
-    ranks.retries[1].on_over = told.append if taken_over else None
+    ranks, reasons = Ranks(2, grace_s=0.1), list[str]()
+    ranks.retries[1].on_over = reasons.append if taken_over else None
     ranks.near.fail(full(), "finish", "create", name="rank-00001.safetensors")
     ranks.save()
     assert isinstance(ranks.ends[0], CheckpointAborted)
     assert isinstance(ranks.ends[1], HoldOver) is taken_over
     assert ranks.infos[0].dropped is taken_over, "then it is no failure of the others' saves either"
     assert ranks.record.reason.startswith(DROPPED) is taken_over
-    assert ("disk full" in told[0]) if taken_over else ("No space left" in str(ranks.ends[1]))
+    assert ("disk full" in reasons[0]) if taken_over else ("No space left" in str(ranks.ends[1]))
 
 
 @pytest.mark.parametrize("who", ["this rank cancels", "another rank gives up"])

@@ -96,11 +96,11 @@ def test_with_little_memory_there_is_no_snapshot_to_measure() -> None:
 def test_a_copy_is_reported_with_the_bytes_that_were_not_there_yet() -> None:
     pair = Pair()
     base, incremental = pair.with_incremental()
-    told: list[tuple[int, SavePhase]] = []
+    reported: list[tuple[int, SavePhase]] = []
 
     def report(replica: Replica, *, digest: str = "", phase: SavePhase | None = None, **_: Any) -> None:
         if digest and phase is not None:
-            told.append((replica.step, phase))
+            reported.append((replica.step, phase))
 
     copy = FarCopy(
         pair.near, pair.far, rank=0, ranks=1, world="w", report=report, closed=threading.Event().is_set
@@ -109,7 +109,7 @@ def test_a_copy_is_reported_with_the_bytes_that_were_not_there_yet() -> None:
     copy.copy(incremental)
     copy.copy(incremental)  # nothing left to copy
     pair.replicator.close()
-    assert [(step, phase.phase) for step, phase in told] == [(1, "copy"), (2, "copy")]
-    of_base, of_incremental = (phase for _step, phase in told)
+    assert [(step, phase.phase) for step, phase in reported] == [(1, "copy"), (2, "copy")]
+    of_base, of_incremental = (phase for _step, phase in reported)
     assert of_base.size_bytes > 3 * CHUNK_BYTES > 2 * CHUNK_BYTES > of_incremental.size_bytes > CHUNK_BYTES
     assert of_base.took_s > 0

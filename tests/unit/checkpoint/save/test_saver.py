@@ -150,7 +150,7 @@ def test_a_save_whose_marker_failed_is_marked_by_the_next_try() -> None:
     storage.fail(StorageError("disk full"), "create", name=MARKER)
     with pytest.raises(StorageError, match="disk full"):
         save(storage, catalog, {"w": 1}, 20)
-    with pytest.raises(StorageError, match="disk full"):  # never reported as committed before its marker is written
+    with pytest.raises(StorageError, match="disk full"):  # no commit is reported without a marker
         save(storage, catalog, {"w": 1}, 20)
     storage.heal()
     assert save(storage, catalog, {"w": 1}, 20).state is CheckpointState.COMMITTED

@@ -119,11 +119,11 @@ def test_close_waits_and_raises() -> None:
 
 def test_an_end_that_has_to_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "SAY_S", 0.01)
-    rig, said = Rig(), []
+    rig, logged = Rig(), []
 
     def hear(record: logging.LogRecord) -> bool:
-        said.append(record.getMessage())
-        if len(said) == 2:
+        logged.append(record.getMessage())
+        if len(logged) == 2:
             rig.go.set()
         return True
 
@@ -132,7 +132,7 @@ def test_an_end_that_has_to_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) 
     rig.write(20, {"a": np.ones(1000)})
     rig.writer.close()
     assert rig.steps() == [20]
-    assert re.fullmatch(r"the end waits for the save of step 20 \(0 of \d+ bytes .*", said[0])
+    assert re.fullmatch(r"the end waits for the save of step 20 \(0 of \d+ bytes .*", logged[0])
 
 
 def test_what_cannot_be_saved_is_an_error_at_once_and_costs_no_arena(rig: Rig) -> None:
@@ -236,23 +236,23 @@ def test_with_little_memory_write_returns_when_the_state_is_written() -> None:
 
 def test_memory_can_be_ready_before_the_first_save(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"a": np.ones(1 << 20)}
-    allocate, asked = memory.allocate, list[int]()
+    allocate, sizes = memory.allocate, list[int]()
 
     def counted(size_bytes: int, *, inherited: bool) -> memoryview:
-        asked.append(size_bytes)
+        sizes.append(size_bytes)
         return allocate(size_bytes, inherited=inherited)
 
     monkeypatch.setattr(memory, "allocate", counted)
     rig.writer.prepare(state)
-    large = [size for size in asked if size >= state["a"].nbytes]
+    large = [size for size in sizes if size >= state["a"].nbytes]
     assert len(large) == writer.MAX_IN_FLIGHT
-    asked.clear()
+    sizes.clear()
     rig.go.clear()
     infos = [rig.write(step, state) for step in (20, 40)]
     rig.go.set()
     for info in infos:
         info.wait(LIMIT_S)
-    assert all(size < state["a"].nbytes for size in asked)
+    assert all(size < state["a"].nbytes for size in sizes)
 
 
 def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_same(
@@ -278,14 +278,14 @@ def test_a_save_is_committed_whatever_one_that_hears_of_it_raises(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.go.clear()
-    info, heard = rig.write(20), list[bool]()
+    info, committed = rig.write(20), list[bool]()
 
     def broken() -> None:
         raise ZeroDivisionError("of who hears it")
 
     info.on_commit(broken)
-    info.on_commit(lambda: heard.append(info.committed))
+    info.on_commit(lambda: committed.append(info.committed))
     rig.go.set()
     assert info.wait(LIMIT_S).committed
-    assert heard == [False], "before anybody sees it, and although the first one failed"
+    assert committed == [False], "before anybody sees it, and although the first one failed"
     assert "of who hears it" in caplog.text

@@ -93,16 +93,16 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
         bad = SimpleNamespace(wait=lambda: (_ for _ in ()).throw(RuntimeError("device lost")))
         monkeypatch.setattr("strata.checkpoint.save.writer.take_snapshot", _with_pending(bad))
         broken.write({"a": 1}, SaveRequest(step=20))
-        said = "rank 0: device lost"
+        message = "rank 0: device lost"
     elif fails == "copy":
         with pytest.raises(CheckpointError, match="unsavable"):
             broken.write({"unsavable": object()}, SaveRequest(step=20))
-        said = "rank 0: unsavable"
+        message = "rank 0: unsavable"
     else:
         with pytest.raises(StorageError, match="disk full"):
             broken.write({"a": 1}, SaveRequest(step=20))
-        said = "dropped: rank 0 was told of an earlier error: .*disk full"
-    with pytest.raises(CheckpointAborted, match=said):
+        message = "dropped: rank 0 was told of an earlier error: .*disk full"
+    with pytest.raises(CheckpointAborted, match=message):
         other.wait(LIMIT_S)
     assert other.dropped is (fails == "earlier"), "it is no failure of its own"
     broken.settle()

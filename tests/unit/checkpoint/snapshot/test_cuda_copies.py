@@ -47,24 +47,24 @@ def test_optimizers_are_found_and_own_their_parameters_and_no_buffer() -> None:
 
 
 def test_memory_is_pinned_once_and_undone_before_it_goes() -> None:
-    arena, told = Arena(), []
+    arena, calls = Arena(), []
 
     def pin(block: memoryview) -> Any:
-        told.append(f"pin {len(block)}")
-        return lambda: told.append("undo")
+        calls.append(f"pin {len(block)}")
+        return lambda: calls.append("undo")
 
     arena.take(5000)
     arena.pin(pin)
     arena.take(100)
     arena.pin(pin)
-    assert told == ["pin 8192"]
+    assert calls == ["pin 8192"]
     arena.take(10_000)
     arena.pin(pin)
-    assert told == ["pin 8192", "undo", "pin 12288"]
+    assert calls == ["pin 8192", "undo", "pin 12288"]
     arena.release()
     arena.release()
-    assert told[-1] == "undo"
-    assert len(told) == 4
+    assert calls[-1] == "undo"
+    assert len(calls) == 4
 
 
 class Devices:

@@ -34,9 +34,9 @@ def storage(tmp_path: Path) -> LocalStorage:
 @pytest.fixture(scope="module")
 def data() -> memoryview:
     """Return bytes that begin at a page boundary."""
-    room = allocate(SIZE, inherited=True)[:SIZE]
-    room[:] = random.Random(0).randbytes(SIZE)
-    return room.toreadonly()
+    block = allocate(SIZE, inherited=True)[:SIZE]
+    block[:] = random.Random(0).randbytes(SIZE)
+    return block.toreadonly()
 
 
 def unaligned(data: memoryview) -> memoryview:
@@ -198,24 +198,24 @@ def test_a_name_that_another_process_was_told_of_stays_although_its_folder_is_no
 ) -> None:
     """t1: the name exists. t2: another process sees that. t3: the creator's sync of the folder fails."""
     other, sync = LocalStorage(storage.root, nonce=lambda: "other"), local_file.sync_folder
-    told: list[bool] = []
+    created: list[bool] = []
 
     def fails(path: Path) -> None:
         monkeypatch.setattr(local_file, "sync_folder", sync)
-        told.append(other.create_once("x", b"2"))
+        created.append(other.create_once("x", b"2"))
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     assert storage.create_once("before", b"0")
     monkeypatch.setattr(local_file, "sync_folder", fails)
     with pytest.raises(StorageError):
         storage.create_once("x", b"1")
-    assert told == [False], "it is there"
+    assert created == [False], "it is there"
     assert storage.read("x") == b"1"
 
 
 def test_memory_begins_at_a_page() -> None:
     for size in (1, 5000, 3 << 20):
-        room = allocate(size, inherited=False)
-        assert address_of(room) % PAGE_BYTES == 0
-        assert len(room) >= size
-        assert len(room) % PAGE_BYTES == 0
+        block = allocate(size, inherited=False)
+        assert address_of(block) % PAGE_BYTES == 0
+        assert len(block) >= size
+        assert len(block) % PAGE_BYTES == 0

@@ -124,11 +124,11 @@ def test_pieces_are_written_behind_each_other(sizes: list[int], threads: int) ->
     for size in sizes:
         pieces.append(data[at : at + size])
         at += size
-    told: list[int] = []
-    got, found = written(pieces, chunks=pieces, threads=threads, on_block=told.append)
+    counts: list[int] = []
+    got, found = written(pieces, chunks=pieces, threads=threads, on_block=counts.append)
     assert got == bytes(data)
     assert found == [digest(piece) for piece in pieces]
-    assert sum(told) == len(data)
+    assert sum(counts) == len(data)
 
 
 def test_chunks_may_be_more_than_what_is_written() -> None:
@@ -142,16 +142,16 @@ def test_blocks_are_told_of_one_at_a_time_and_what_is_raised_there_ends_it() -> 
     class EnoughError(Exception):
         pass
 
-    told = []
+    counts = []
 
     def on_block(count: int) -> None:
-        told.append(count)
-        if len(told) == 3:
+        counts.append(count)
+        if len(counts) == 3:
             raise EnoughError
 
     with pytest.raises(EnoughError):
         written([some_bytes(64 * 100)], threads=1, on_block=on_block)
-    assert len(told) == 3
+    assert len(counts) == 3
 
 
 def test_an_error_of_the_sink_is_the_callers() -> None:

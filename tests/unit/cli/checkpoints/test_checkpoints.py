@@ -44,14 +44,14 @@ def where(tmp_path: Path) -> Path:
 def run(*words: object, code: int = 0, answer: str = "") -> str:
     """Run a command in this process; return its output, with an error's message and hint."""
     result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words)], input=answer)
-    said = result.output
+    output = result.output
     found = result.exit_code
     if isinstance(result.exception, StrataError):
-        found, said = int(exit_code(result.exception)), f"{said}{result.exception}"
+        found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
     elif result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert found == code, said
-    return said
+    assert found == code, output
+    return output
 
 
 def values(*words: object, code: int = 0) -> Any:
@@ -85,12 +85,12 @@ def test_a_root_is_listed_and_one_of_it_shown(where: Path) -> None:
         (20, "committed", False),
         (30, "committed", True),
     ]
-    said = run("list", "-s", where.as_uri())
-    assert "30 (latest)" in said
-    assert "full" in said
-    said = run("show", 20, "--tensors", "-s", where)
+    output = run("list", "-s", where.as_uri())
+    assert "30 (latest)" in output
+    assert "full" in output
+    output = run("show", 20, "--tensors", "-s", where)
     for part in ("step 20", "note", "of 20", "lr", "0.1", "model.frozen", "[3, 4]", "step 10, generation 1"):
-        assert part in said
+        assert part in output
     shown = values("show", "-s", where)
     assert (shown["step"], shown["values"], shown["predecessor"][0]) == (30, {"step": "30", "lr": "0.1"}, 20)
     assert shown["tensors"]["model.w"]["shape"] == [3, 4]
@@ -125,9 +125,9 @@ def test_a_broken_tag_is_told_and_taken_away(where: Path) -> None:
 
 def test_a_pin_for_another_reason_is_refused(where: Path) -> None:
     run("pin", 10, "-s", where)
-    said = run("pin", 10, "--why", "the paper's", "-s", where, code=4)
-    assert ": (" not in said
-    assert "unpin it first" in said
+    output = run("pin", 10, "--why", "the paper's", "-s", where, code=4)
+    assert ": (" not in output
+    assert "unpin it first" in output
 
 
 def test_a_root_of_coordinators_is_looked_at_and_not_changed(tmp_path: Path, where: Path) -> None:
@@ -142,16 +142,16 @@ def test_a_root_of_coordinators_is_looked_at_and_not_changed(tmp_path: Path, whe
     assert "good" in run("verify", "--all", "-s", shared, "-j", "gpt")
     assert [c["step"] for c in values("list", "-s", shared / "gpt")] == [10, 20, 30]
     for words in (("pin", 10), ("tag", 10, "x"), ("untag", "x"), ("delete", 10, "--yes"), ("gc",)):
-        said = run(*words, "-s", shared, "-j", "gpt", code=4)
-        assert "belongs to coordinators" in said or "has the name" in said
+        output = run(*words, "-s", shared, "-j", "gpt", code=4)
+        assert "belongs to coordinators" in output or "has the name" in output
 
 
 def test_a_good_one_verifies_and_a_damaged_one_is_named_with_code_1(where: Path) -> None:
     assert "step 30, generation 1: good" in run("verify", "-s", where)
     damage(image(where, 20))
-    said = run("verify", 20, "-s", where, code=1)
-    assert "CORRUPT" in said
-    assert "tensor model.w differs" in said
+    output = run("verify", 20, "-s", where, code=1)
+    assert "CORRUPT" in output
+    assert "tensor model.w differs" in output
     found = values("verify", "--all", "-s", where, code=1)
     assert [(f["step"], f["good"]) for f in found] == [(10, True), (20, False), (30, True)]
     image(where, 20).unlink()
@@ -162,8 +162,8 @@ def test_two_are_compared(where: Path) -> None:
     found = values("diff", 10, 30, "-s", where)
     assert [c["name"] for c in found["changed"]] == ["model.w"]
     assert found["values"] == [{"path": "step", "before": "10", "after": "30"}]
-    said = run("diff", 10, "-s", where)
-    assert "1 of 1 chunks" in said
+    output = run("diff", 10, "-s", where)
+    assert "1 of 1 chunks" in output
     assert "nothing is different" in run("diff", 10, 10, "-s", where)
 
 
@@ -258,8 +258,8 @@ def test_what_crashes_left_is_collected_and_what_is_being_saved_is_not(where: Pa
     try:
         assert "would remove" in run("gc", "--dry-run", "-s", where)
         assert left.exists()
-        gone = values("gc", "--keep-count", 2, "-s", where)
-        assert [g["removed"] for g in gone] == [True, True]
+        removed = values("gc", "--keep-count", 2, "-s", where)
+        assert [g["removed"] for g in removed] == [True, True]
         assert not left.exists()
         assert held.exists()
         assert [c["step"] for c in values("list", "-s", where)] == [20, 30]
@@ -366,8 +366,8 @@ def test_a_repair_makes_one_of_two_damaged_copies_and_changes_neither(tmp_path: 
     assert restored(to)["step"] == 20
     assert "has checkpoints already" in run("repair", 20, "-s", near, "--replica", far, "--to", to, code=4)
     damage(image(far, 20))
-    said = run("repair", 20, "-s", near, "--replica", far, "--to", tmp_path / "none", code=1)
-    assert "rank-00000.safetensors differs from what was saved (bytes" in said
+    output = run("repair", 20, "-s", near, "--replica", far, "--to", tmp_path / "none", code=1)
+    assert "rank-00000.safetensors differs from what was saved (bytes" in output
 
 
 def test_a_fork_of_an_incremental_has_what_it_uses(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the commands ask of a job's catalog."""
+"""Requests of the `checkpoints` commands to a job's catalog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.checkpoint.ports import Cluster
 
 
 class Operator:
-    """The client of somebody whom another one is faster than, so many `times`."""
+    """The client of an operator whose change conflicts with another operator's, the first `times` times."""
 
     job = "job"
 

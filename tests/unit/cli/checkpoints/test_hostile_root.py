@@ -1,4 +1,4 @@
-"""A root whose newest checkpoint has a hostile document: each command says so and goes on, a restore takes the one before."""
+"""A root whose newest checkpoint has a hostile document: each command reports it; a restore takes the one before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def where(tmp_path: Path) -> Path:
 
 
 def run(*words: object) -> tuple[int, str]:
-    """Run `strata checkpoints` in this process; return its exit code and what it said."""
+    """Run `strata checkpoints` in this process; return its exit code and output."""
     result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words)])
     if isinstance(result.exception, StrataError):
         return int(exit_code(result.exception)), f"{result.output}{result.exception}"
@@ -83,7 +83,7 @@ def shape(name: str, kind: str) -> Change:
 
 
 HUGE = [2**40] * 60_000
-"""Dimensions whose product has two million bits."""
+"""Dimensions of a tensor whose product has two million bits."""
 ATTACKS: dict[str, tuple[Change, str]] = {
     "a deep manifest": (
         text_of_manifest(b"[" * 100_000),
@@ -155,23 +155,23 @@ ATTACKS: dict[str, tuple[Change, str]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_document_costs_its_own_checkpoint_only(where: Path, attack: str) -> None:
-    change, says = ATTACKS[attack]
+    change, problem = ATTACKS[attack]
     (newest,) = where.glob("step-000000000020-*")
     change(newest)
     began = time.process_time()
-    code, said = run("list", "--json", "-s", where)
-    assert code == 0, said
-    states = {c["step"]: c["state"] for c in json.loads(said)}
+    code, output = run("list", "--json", "-s", where)
+    assert code == 0, output
+    states = {c["step"]: c["state"] for c in json.loads(output)}
     assert states == {10: "committed", 20: "corrupt"}
-    code, said = run("show", 20, "--json", "-s", where)
-    assert code == 0, said
-    code, said = run("verify", 20, "-s", where)
-    assert code == 1, said
-    assert says in said, "the file and what is wrong"
-    assert newest.name in said
-    code, said = run("verify", "--all", "-s", where)
+    code, output = run("show", 20, "--json", "-s", where)
+    assert code == 0, output
+    code, output = run("verify", 20, "-s", where)
+    assert code == 1, output
+    assert problem in output, "the file and what is wrong"
+    assert newest.name in output
+    code, output = run("verify", "--all", "-s", where)
     assert code == 1
-    assert "step 10, generation 1: good" in said, "and goes on"
+    assert "step 10, generation 1: good" in output, "and goes on"
     state: dict[str, Any] = {"model": {}, "step": None}
     with CheckpointManager(where) as manager:
         restored = manager.restore(state)
@@ -181,12 +181,12 @@ def test_a_hostile_document_costs_its_own_checkpoint_only(where: Path, attack: s
 
 
 def test_names_of_tensors_that_there_are_not_cost_their_checkpoint(where: Path) -> None:
-    """It is as whole as any until somebody reads it: the names are those of the state, which only a restore wants."""
+    """All digests fit: only a restore and `verify` look up the tensors that the state refers to."""
     (newest,) = where.glob("step-000000000020-*")
     in_part(lambda body: body.update(tree={"d": [["model", {"t": "nowhere"}]], "c": "dict"}))(newest)
-    code, said = run("verify", 20, "-s", where)
+    code, output = run("verify", 20, "-s", where)
     assert code == 1
-    assert "it refers to 'nowhere', which it does not hold" in said
+    assert "it refers to 'nowhere', which it does not hold" in output
     state: dict[str, Any] = {"step": None}
     with CheckpointManager(where) as manager:
         restored = manager.restore(state)
@@ -197,9 +197,9 @@ def test_names_of_tensors_that_there_are_not_cost_their_checkpoint(where: Path) 
 @pytest.mark.parametrize("kind", ["fifo", "sparse", "zero", "random"])
 def test_a_hostile_root_document_is_an_error_that_names_it(where: Path, kind: str) -> None:
     hostile.put_shape(where / "strata.json", kind)
-    code, said = run("list", "-s", where)
-    assert code in {1, 4}, said
-    assert "strata.json" in said
+    code, output = run("list", "-s", where)
+    assert code in {1, 4}, output
+    assert "strata.json" in output
 
 
 @pytest.mark.parametrize("kind", ["fifo", "sparse", "huge", "zero", "random", "socket"])

@@ -1,4 +1,4 @@
-"""`strata checkpoints` on Incrementals, whose chunks lie in other checkpoints' images too."""
+"""`strata checkpoints` on Incrementals, some of whose chunks are in other checkpoints' images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_state(step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def where(tmp_path: Path) -> Path:
-    """A root with a Full of step 10, and the Incrementals 20 and 30."""
+    """A root with a Full of step 10, and Incrementals of steps 20 and 30."""
     folder = tmp_path / "root"
     with CheckpointManager(folder, capture_rng=False) as manager:
         for step in (10, 20, 30):
@@ -30,9 +30,9 @@ def where(tmp_path: Path) -> Path:
 
 def test_types_are_told(where: Path) -> None:
     assert [c["type"] for c in values("list", "-s", where)] == ["full", "incremental", "incremental"]
-    said = run("show", 30, "--tensors", "-s", where)
-    assert "incremental" in said
-    assert "model.frozen" in said
+    output = run("show", 30, "--tensors", "-s", where)
+    assert "incremental" in output
+    assert "model.frozen" in output
 
 
 def test_one_is_exported_with_what_lies_elsewhere(where: Path, tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_damage_elsewhere_is_found_in_all_that_use_it(where: Path) -> None:
 
 def test_what_is_used_stays_and_the_rest_goes(where: Path) -> None:
     assert "is used by" in run("delete", 10, "--yes", "-s", where, code=4)
-    said = run("gc", "--keep-count", 1, "-s", where)
-    assert "step 10, generation 1" in said
-    assert "stays" in said
+    output = run("gc", "--keep-count", 1, "-s", where)
+    assert "step 10, generation 1" in output
+    assert "stays" in output
     assert [c["step"] for c in values("list", "-s", where)] == [10, 30]
     with CheckpointManager(where, capture_rng=False) as manager:
         manager.save_state(a_state(40), 40).wait()

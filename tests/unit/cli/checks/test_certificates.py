@@ -1,4 +1,4 @@
-"""What `strata doctor` makes of certificates, by the days that are left; the command that it prints renews them."""
+"""The findings of `strata doctor` on certificates by their days left, and the command it prints to renew them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = dt.timedelta(days=1)
 
 
 def made(folder: Path, *, left: float, ca_left: float = 3650) -> Credentials:
-    """Make an authority and beside it a certificate with so many days left."""
+    """Make an authority and, beside it, a certificate that expires in `left` days."""
     authority = Authority.create(folder / "ca", cluster="c", now=NOW - 400 * DAY, days=400 + ca_left)
     out = folder / "node-1"
     authority.issue(out, role=Role.MEMBER, id="node-1", now=NOW - 365 * DAY, days=365 + left)

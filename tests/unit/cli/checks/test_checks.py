@@ -1,4 +1,4 @@
-"""The judgements of `strata doctor` of this machine and of etcd that no healthy one shows."""
+"""The findings of `strata doctor` about this machine and about etcd that a healthy system never has."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_backup_is_judged_by_its_age(hours: float, level: str, said: str) -> N
         assert command.startswith("strata controlplane backup --to s3://backups/strata --etcd h1:2379,")
 
 
-# -- a restore of the control plane that has not ended
+# -- an unfinished restore of the control plane
 
 NEWEST = backup_of(1.0)
 COMMAND = "strata controlplane"

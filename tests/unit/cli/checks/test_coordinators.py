@@ -1,4 +1,4 @@
-"""What `strata doctor` makes of the coordinators' clocks, and of a cluster whose etcd went back."""
+"""The findings of `strata doctor` about the coordinators' clocks, and about an etcd whose revision went back."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_the_way_took_may_explain_is_not_held_against_a_clock() -> None:
 def clocked(
     times: list[float], answers: list[int]
 ) -> tuple[Callable[[], dict[str, Any]], Callable[[], float]]:
-    """Return a replica that answers in turn, and a clock of this host."""
+    """Return a replica that gives these clock readings in turn, and a clock of this host that gives `times`."""
     return (lambda: {"answered_by": "c2", "unix_ms": answers.pop(0)}), (lambda: times.pop(0))
 
 

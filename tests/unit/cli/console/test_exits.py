@@ -31,7 +31,7 @@ def test_each_kind_of_error_has_its_code(error: errors.StrataError, code: Exit) 
 
 
 def test_every_error_ends_a_command_with_something_else_than_0() -> None:
-    # those that a caller can meet: other rooms have errors of their own, which never get here
+    # only errors that a caller can see: other packages have internal errors, which never reach a command
     public = [cls for cls in errors.by_code().values() if cls.__module__ == errors.__name__]
     assert len(public) > 15
     assert all(exit_code(cls("x")) is not Exit.OK for cls in public)

@@ -1,4 +1,4 @@
-"""What a coordinator needs beyond the base, held against what it imports."""
+"""The extra packages of a coordinator, compared with its imports."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.conftest import ROOT
 
 BASE = {"google", "grpc", "msgspec", "rich", "strata", "structlog", "typer", "xxhash"}
 LEFT_OUT = {"cryptography", "uvloop"}
-"""Of certificates, which `strata certs` asks for by itself; and what a coordinator does without."""
+"""cryptography, which only `strata certs` requires; and uvloop, which is optional for a coordinator."""
 
 
 def imported(folder: Path) -> set[str]:
-    """Return the packages that any file below `folder` imports."""
+    """Return the packages imported by files below `folder`."""
     found: set[str] = set()
     for file in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

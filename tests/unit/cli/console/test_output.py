@@ -1,4 +1,4 @@
-"""How commands speak."""
+"""Output of commands: tables, JSON, sizes, ages and errors."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_json_has_every_field_under_the_proto_s_name(capsys: pytest.CaptureFixtu
 def test_an_error_goes_to_stderr_with_its_hint_on_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     message = "nobody answers at [::1]:50051, " + "long " * 60
     print_error(Unavailable(message, hint="start one"))
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [f"error: {message}", "hint: start one"]
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [f"error: {message}", "hint: start one"]
     print_error(StrataError("so it is", hint=""))
     assert capsys.readouterr().err == "error: so it is\n"
 

@@ -1,4 +1,4 @@
-"""Progress of what takes long, on a terminal and elsewhere."""
+"""Progress of long operations, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def every_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("every_time")
 def test_in_a_pipe_it_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", output)
     with byte_progress("step 5", 2048) as advance:
         advance(1024)
         advance(1024)
     with item_progress("what may go") as one_more:
         one_more()
         one_more()
-    assert said.getvalue().splitlines() == [
+    assert output.getvalue().splitlines() == [
         "step 5: 1.0 KiB of 2.0 KiB",
         "step 5: 2.0 KiB of 2.0 KiB",
         "what may go: 1",

@@ -1,4 +1,4 @@
-"""Who asks for a job that does not exist, or for none where there is no `default`, is told which there are."""
+"""The error for a job that does not exist, or for a missing `default`, lists the existing jobs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def hint(server: UnaryServer, *words: str) -> str:
 @pytest.mark.parametrize("command", ["members", "checkpoints list", "members --job typo"])
 def test_the_first_five_jobs_are_named(server: UnaryServer, command: str) -> None:
     server.answers[ListJobsRequest] = lambda _: ListJobsResponse(jobs=[Job(name=n) for n in "abcdefg"])
-    said = hint(server, *command.split())
-    assert said == "a job begins with its first member; --job takes one of these: a, b, c, d, e and 2 more"
+    output = hint(server, *command.split())
+    assert output == "a job begins with its first member; --job takes one of these: a, b, c, d, e and 2 more"
 
 
 def test_where_there_are_none_or_they_are_not_told_the_hint_is_as_it_was(server: UnaryServer) -> None:

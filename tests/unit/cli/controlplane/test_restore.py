@@ -1,4 +1,4 @@
-"""`strata controlplane restore` and `rebuild` over an etcd in memory: what happens between the look and the writing."""
+"""`strata controlplane restore` and `rebuild` with an etcd in memory: changes between the plan and the write."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own(folder: Path, owner: str) -> None:
 
 
 class Rig:
-    """A root with the steps 10, 20 and 30 of job gpt, an empty etcd, and what happens at the first transaction."""
+    """A root with the steps 10, 20 and 30 of job gpt, an empty etcd, and a function called at the first transaction."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self._aside = folder / "root", folder / "aside"
@@ -59,7 +59,7 @@ class Rig:
             at_first()
             return await execute(txn)
 
-        client.execute = first  # type: ignore[method-assign]  # so that a test comes between
+        client.execute = first  # type: ignore[method-assign]  # so that a test can act before the transaction
         return client
 
     def folder(self, step: int) -> Path:
@@ -67,7 +67,7 @@ class Rig:
         return found
 
     def hide(self, path: Path) -> Callable[[], object]:
-        """Take a file or a folder away; return what brings it back."""
+        """Move a file or a folder away; return a function that moves it back."""
         aside = self._aside / path.name
         shutil.move(path, aside)
         return lambda: shutil.move(aside, path)
@@ -100,7 +100,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 def test_what_is_committed_between_the_look_and_the_writing_is_adopted(
     rig: Rig, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage is slow, or the operator thinks before saying yes: a rank writes its marker meanwhile."""
+    """A rank writes its marker while the storage is slow, or before the operator confirms."""
     folder = rig.folder(30)
     rig.at_first = rig.hide(folder if what == "folder" else folder / "COMMIT")
     looks: list[str] = []
@@ -126,9 +126,9 @@ def test_what_is_removed_between_the_look_and_the_writing_is_not_adopted(rig: Ri
 
 def test_a_root_that_goes_away_meanwhile_leaves_a_restore_that_is_run_again(rig: Rig) -> None:
     rig.at_first = lambda: rig.hide(rig.root / "strata.json")
-    error, said = rig.fails("rebuild", "--storage", rig.root)
+    error, output = rig.fails("rebuild", "--storage", rig.root)
     assert isinstance(error, NotFound)
-    assert "no coordinator serves until it is done; run the same command again" in said
+    assert "no coordinator serves until it is done; run the same command again" in output
     assert rig.memory.read(Range(key=KEYS.restoring)).kvs
 
 
@@ -144,7 +144,7 @@ def test_a_lineage_is_of_a_place_with_backups(rig: Rig) -> None:
 def test_a_job_that_writes_while_the_operator_thinks_ends_it(rig: Rig) -> None:
     late = Txn(success=(Put(key=KEYS.job("gpt").latest, value=b"late"),))
     rig.at_first = lambda: rig.memory.execute(late)
-    error, said = rig.fails("rebuild", "--storage", rig.root)
+    error, output = rig.fails("rebuild", "--storage", rig.root)
     assert isinstance(error, Conflict)
-    assert said == ""
+    assert output == ""
     assert not rig.memory.read(Range(key=KEYS.restoring)).kvs

@@ -1,4 +1,4 @@
-"""What a restore would write, in words and as JSON."""
+"""The plan of a restore, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_each_thing_that_needs_an_eye_is_a_line() -> None:
 
 def test_a_row_says_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
     print_plan([JOB, NEW], ["file:///x/notes is left out: \x1b[31m"], empty="it has no jobs")
-    said = capsys.readouterr().out
-    rows = [" ".join(row.split()) for row in said.splitlines()]
+    output = capsys.readouterr().out
+    rows = [" ".join(row.split()) for row in output.splitlines()]
     assert "gpt 3 to 5 120 to 160 11 0 2" in rows
     assert "new - to 2 - to - 0 0 0" in rows
-    assert "\x1b" not in said, "a name in storage is anybody's"
+    assert "\x1b" not in output, "a name in storage is anybody's"
     print_plan([], [], empty="it has no jobs")
     assert capsys.readouterr().out == "it has no jobs\n"
 

@@ -1,4 +1,4 @@
-"""`strata etcd defrag` and `strata etcd alarm --disarm`: the order, and what ends them."""
+"""`strata etcd defrag` and `strata etcd alarm --disarm`: the order of members, and the errors that end them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_member_that_does_not_come_back_in_time() -> None:
 
 
 class Starting(FakeCluster):
-    """A member that was defragmented answers these before it is back: an error, or a status without a leader."""
+    """A member that gives these answers after its defragmentation, before it serves: an error, or no leader (None)."""
 
     def __init__(self, *answers: Unavailable | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The commands that mend etcd: their order, their options, and no password in them."""
+"""The printed commands that repair etcd: their order, their options, and no password in them."""
 
 from __future__ import annotations
 

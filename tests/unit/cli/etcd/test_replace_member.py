@@ -1,4 +1,4 @@
-"""`strata etcd replace-member`: what it does to the members, in which order, and where it goes on."""
+"""`strata etcd replace-member`: its changes of the members, their order, and how a new run continues."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def test_a_second_run_goes_on_with_the_learner(start: str) -> None:
 
 @pytest.mark.parametrize("name", ["etcd-3", "etcd-33"])
 async def test_a_learner_that_has_not_started_is_taken_up_by_its_peer_url_alone(name: str) -> None:
-    """It has no name yet: whoever mistypes one must not be told to start a member in its place."""
+    """The learner has no name yet. After a mistyped name, the hint must not say to start a member in its place."""
     cluster = FakeCluster(silent=(3,))
     await begun(cluster)
     calls = list(cluster.calls)
@@ -209,7 +209,7 @@ async def test_a_member_that_somebody_else_promotes_is_done() -> None:
     cluster = FakeCluster(silent=(3,))
     replacement = await begun(cluster)
     cluster.started("etcd-3")
-    cluster.lost = True  # the promotion took effect before this run's own was refused
+    cluster.lost = True  # another promotion took effect, so etcd refuses this run's own
     cluster.failing = {"promote": [Refused("etcd h1:2379: etcdserver: can only promote a learner member")]}
     await finished(cluster, replacement)
     assert replacement.state == "promoted"

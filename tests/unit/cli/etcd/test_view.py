@@ -1,4 +1,4 @@
-"""What `strata etcd status` shows of clusters that are well, sick, full and corrupt."""
+"""The output of `strata etcd status` for healthy, unhealthy, full and corrupt clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUOTA_BYTES = 4 << 20
 
 
 def state(silent: int = 0, alarms: tuple[Alarm, ...] = (), learner: bool = False) -> ClusterState:
-    """Return three members, of which the first leads, `silent` does not answer, and the third may be a learner."""
+    """Return three members: the first leads, those in `silent` do not answer, and the third may be a learner."""
     peers, members, statuses = [], {}, {}
     for number in (1, 2, 3):
         is_learner = learner and number == 3

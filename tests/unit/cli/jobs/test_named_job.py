@@ -1,4 +1,4 @@
-"""`strata jobs` takes its job by `--job` or by its argument, and every command has one set of names for one thing."""
+"""`strata jobs` takes its job from `--job` or its argument, and all commands name their options consistently."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ASKS = {
     "preempt": StopJobRequest,
     "delete --yes": DeleteJobRequest,
 }
-"""What each command asks of the coordinators, about its job."""
+"""The request about its job that each command sends to the coordinators."""
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_the_environment_and_the_file_name_a_job_too_and_without_any_none_is_mea
 def test_a_drain_names_its_job_in_either_way(server: UnaryServer, how: str) -> None:
     it = done(server, "drain", *how.split(), job="another")
     assert it.exit_code == 0, it.output
-    (asked,) = server.asked_for(StopJobRequest)
-    assert (asked.job, list(asked.worker_ids)) == ("gpt", ["a", "b"])
+    (request,) = server.asked_for(StopJobRequest)
+    assert (request.job, list(request.worker_ids)) == ("gpt", ["a", "b"])
 
 
 def test_a_drain_of_nobody_says_how_it_is_typed(server: UnaryServer) -> None:
@@ -128,14 +128,14 @@ def test_a_job_that_does_not_exist_is_answered_by_those_that_do(server: UnarySer
     assert it.exception.hint == "a job begins with its first member; --job takes one of these: gpt"
 
 
-# -- one vocabulary
+# -- the same option names in all commands
 
 NO_JOB = {
     "coordinator", "dev", "status", "doctor", "jobs list", "checkpoints import",
     *(name for name in every_command() if name.split()[0] in {"etcd", "controlplane", "coordinators"}),
     "certs ca", "certs renew", "certs show", "tokens list", "tokens revoke",
 }  # fmt: skip
-"""Commands that are about no job, or about all of them."""
+"""Commands that concern no job, or all jobs."""
 
 
 def options(command: Any) -> set[str]:

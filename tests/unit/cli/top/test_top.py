@@ -111,8 +111,8 @@ def test_the_ledger_sums_to_100_percent() -> None:
         lines = drawn(View(job="gpt"), job_seen(detail=looked.job(goodput=goodput)), size)
         at = next(number for number, each in enumerate(lines) if each.startswith("goodput"))
         legend = lines[at + 1 : at + 7] if size is LARGE else lines[at + 1 : at + 2]
-        told = [float(share) for each in legend for share in re.findall(r"\d+\.\d", each)]
-        assert sum(told) == pytest.approx(100.0)
+        shares = [float(share) for each in legend for share in re.findall(r"\d+\.\d", each)]
+        assert sum(shares) == pytest.approx(100.0)
         assert "others" in "".join(legend)
 
 
@@ -159,8 +159,8 @@ def test_what_others_wrote_moves_no_cursor() -> None:
 
 
 def test_scores_are_a_column_only_if_there_are_any() -> None:
-    told = drawn(View(job="gpt"), job_seen(ranks=looked.ranks(scores=False)))
-    assert not any("PEERS" in each for each in told)
+    without_scores = drawn(View(job="gpt"), job_seen(ranks=looked.ranks(scores=False)))
+    assert not any("PEERS" in each for each in without_scores)
 
 
 # -- keys
@@ -225,9 +225,9 @@ def test_the_ranks_that_need_a_look_come_first_and_silent_ones_last() -> None:
     assert worst is not None
     assert worst.order.by == "PEERS"
     assert rank_rows(worst, seen)[0] == 3
-    heard = pressed([">"] * 5, View(job="gpt"), seen)
-    assert heard is not None
-    assert rank_rows(heard, seen) == [3, 0, 1, 2, 4, 6, 7, 5]
+    resorted = pressed([">"] * 5, View(job="gpt"), seen)
+    assert resorted is not None
+    assert rank_rows(resorted, seen) == [3, 0, 1, 2, 4, 6, 7, 5]
     backward = pressed(["r"], View(job="gpt"), seen)
     assert backward is not None
     assert rank_rows(backward, seen) == [7, 6, 5, 4, 3, 2, 1, 0]

@@ -1,4 +1,4 @@
-"""What `strata top` keeps of the history that it reads piece by piece."""
+"""Merging the pieces of history that `strata top` reads, and the length it keeps."""
 
 from __future__ import annotations
 

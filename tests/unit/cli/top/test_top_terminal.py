@@ -1,4 +1,4 @@
-"""`strata top` on a terminal: keys, and how it leaves the terminal."""
+"""`strata top` on a terminal: its keys, and the state of the terminal after it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_keys_open_sort_scroll_and_quit() -> None:
         screen.wait_for("cluster default")
         screen.wait_for("Enter open")
         screen.press("\r")
-        screen.wait_for("1,206 of 10,000")  # and it goes on from one second to the next
+        screen.wait_for("1,206 of 10,000")  # the step advances every second
         screen.wait_for("rank 3 stands still")
         screen.press("s")
         screen.wait_for("s sort: WORKER ▲")
@@ -102,7 +102,7 @@ def test_a_smaller_window_is_filled_as_well() -> None:
         (b"\x1b[A\x1b[B", ["up", "down"]),
         (b"\x1bOA", ["up"]),
         (b"\x1b[5~x", ["pgup", "x"]),
-        (b"\x1b[1;5Aq", ["q"]),  # a sequence that is none of ours
+        (b"\x1b[1;5Aq", ["q"]),  # an escape sequence of no supported key
         (b"\r\x7f", ["enter", "backspace"]),
         (b"\xc3\xa9", []),
     ],

@@ -106,10 +106,10 @@ def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) 
     server.answers[GetStatusRequest] = refuses_once  # type: ignore[assignment]
     assert client.status().answered_by == "one"
     server.answers[GetStatusRequest] = refuse(errors.Unauthenticated("it expired"))  # type: ignore[assignment]
-    asked = len(server.asked_for(GetStatusRequest))
+    requests = len(server.asked_for(GetStatusRequest))
     with pytest.raises(errors.Unauthenticated, match="it expired"):
         client.status()
-    assert len(server.asked_for(GetStatusRequest)) == asked + 2, "by the old connection, and by a new one"
+    assert len(server.asked_for(GetStatusRequest)) == requests + 2, "by the old connection, and by a new one"
 
 
 def test_an_endpoint_that_refuses_ends_no_call_while_the_others_restart(
@@ -269,8 +269,8 @@ def test_shards_come_with_their_files(server: UnaryServer) -> None:
     assignment = registry.assignment()
     assert assignment.owners == {"w0": (0, 3), "w1": (1, 2), "w2": ()}
     assert (assignment.shards, assignment.assign_epoch, assignment.ring) == (4, 2, "ring-v1")
-    asked = server.asked_for(GetAssignmentRequest)
-    assert [(r.job, r.dataset, r.worker_id) for r in asked] == [
+    requests = server.asked_for(GetAssignmentRequest)
+    assert [(r.job, r.dataset, r.worker_id) for r in requests] == [
         ("j", "", "w0"),
         ("j", "train", "w2"),
         ("j", "", ""),
@@ -361,9 +361,9 @@ def test_endpoints_that_are_passed_count_alone(server: UnaryServer, bare: pytest
 
 
 def test_where_nothing_names_a_coordinator_the_error_says_what_to_set(bare: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.ConfigError, match="nothing names a coordinator") as told:
+    with pytest.raises(errors.ConfigError, match="nothing names a coordinator") as raised:
         CoordinatorClient.connect()
-    assert told.value.hint == (
+    assert raised.value.hint == (
         "set STRATA_ENDPOINTS to host:port,host:port…, or `endpoints` in strata.toml, or pass them:"
         ' CoordinatorClient.connect("host:50051")'
     )

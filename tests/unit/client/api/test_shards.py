@@ -49,11 +49,11 @@ def test_a_dataset_registered_again_is_heard_of_anew(
             yield response
 
     monkeypatch.setattr(shards, "watch", watch)
-    heard: queue.Queue[DatasetAssignment] = queue.Queue()
-    told: list[tuple[str, int]] = []
+    received: queue.Queue[DatasetAssignment] = queue.Queue()
+    assignments: list[tuple[str, int]] = []
     with shards.ShardManager("127.0.0.1:1") as manager:
-        manager.listen(heard.put)
-        while ("more", 1) not in told:
-            one = heard.get(timeout=LIMIT_S)
-            told.append((one.dataset, one.assign_epoch))
-    assert told == [("pages", 1), ("pages", 1), ("pages", 2), ("more", 1)]
+        manager.listen(received.put)
+        while ("more", 1) not in assignments:
+            one = received.get(timeout=LIMIT_S)
+            assignments.append((one.dataset, one.assign_epoch))
+    assert assignments == [("pages", 1), ("pages", 1), ("pages", 2), ("more", 1)]

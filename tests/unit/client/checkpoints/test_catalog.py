@@ -126,11 +126,11 @@ def test_coordinators_that_return_in_time_are_enough() -> None:
     catalog = catalog_of(cluster.port(0))
 
     def returns_at_the_third(request: object) -> None:
-        if len(asked) == 3:
+        if len(requests) == 3:
             cluster.down = False
-        asked.append(request)
+        requests.append(request)
 
-    asked: list[object] = []
+    requests: list[object] = []
     cluster.on_call = returns_at_the_third
     assert catalog.begin(SaveRequest(step=20)).state is CheckpointState.OPEN
 

@@ -380,8 +380,8 @@ def test_what_cannot_be_copied_for_its_base_left_is_told_and_the_next_one_is_who
         def leave(request: Message) -> None:
             if isinstance(request, pb.ReportCopyRequest) and request.step == 20 and getattr(request, when):
                 base = next(r for r in cluster.records() if r.step == 10)
-                gone = replace(base.tiers[TIER], state=TierState.REMOVED)
-                tiers = {**base.tiers, TIER: gone}
+                removed = replace(base.tiers[TIER], state=TierState.REMOVED)
+                tiers = {**base.tiers, TIER: removed}
                 cluster.job.store.put(JOB.checkpoint(10, base.generation), replace(base, tiers=tiers))
 
         cluster.on_call = leave

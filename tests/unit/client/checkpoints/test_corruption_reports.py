@@ -200,9 +200,9 @@ def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Pa
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
     assert [
-        said
-        for said in answer.checkpoint.corruption_reports
-        if said.startswith("host-b on primary: could not read")
+        report
+        for report in answer.checkpoint.corruption_reports
+        if report.startswith("host-b on primary: could not read")
     ]
 
 
@@ -239,9 +239,9 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
         ckpt.restore({"w": np.zeros(4)})
     assert answered
     assert [(r.unread, r.sound) for r in unread] == [(True, False)]
-    for told in (raised.value.message, caplog.text):
-        assert "; host-b on primary: could not read it: " in told or "step 10: host-b on primary: " in told
-        assert "Input/output error" in told
+    for text in (raised.value.message, caplog.text):
+        assert "; host-b on primary: could not read it: " in text or "step 10: host-b on primary: " in text
+        assert "Input/output error" in text
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
 
@@ -336,9 +336,9 @@ def test_a_maintenance_task_that_no_thread_can_be_had_for_is_left(monkeypatch: p
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    asked: list[object] = []
+    requests: list[object] = []
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    tasks = Maintenance(asked.append, job="job", host="h", storages=[])
+    tasks = Maintenance(requests.append, job="job", host="h", storages=[])
     tasks.soon()
     tasks.close(1.0)
-    assert asked == []
+    assert requests == []

@@ -57,7 +57,7 @@ def kept_by(count: int, *, all_stay: bool) -> Keep:
 @pytest.mark.parametrize("all_stay", [True, False])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_of_one_storage(all_stay: bool, earlier: bool) -> None:
-    """True also if an earlier process saved them: this process verifies those with its first save."""
+    """This also holds for checkpoints of an earlier process: this process verifies them with its first save."""
 
     def asked(kept: int) -> Counter[str]:
         storage, keep = Counting(), kept_by(kept, all_stay=all_stay)

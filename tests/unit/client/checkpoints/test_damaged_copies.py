@@ -87,7 +87,7 @@ def test_a_good_far_copy_is_taken_and_said(
     assert restored(tmp_path, 2) == 2
     if damage is not remove:  # a missing near copy is no damage: a new host has none
         warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-        assert any(pattern in said and f"{tmp_path}/far" in said for said in warnings), warnings
+        assert any(pattern in message and f"{tmp_path}/far" in message for message in warnings), warnings
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [one for one in EACH if one != ("COMMIT", remove)])
@@ -99,7 +99,7 @@ def test_where_no_copy_is_good_the_step_before_is_taken_loudly(
     damaged(tmp_path / "near", 2, pattern, damage)
     assert restored(tmp_path) == 1
     errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-    assert any("step 2" in said and pattern in said for said in errors), errors
+    assert any("step 2" in message and pattern in message for message in errors), errors
     with pytest.raises(CheckpointCorrupt, match=pattern) as error:
         restored(tmp_path, 2)
     assert error.value.hint
@@ -123,9 +123,9 @@ def test_both_copies_damaged_are_both_named(tmp_path: Path, caplog: pytest.LogCa
     damaged(tmp_path / "near", 2, "*.safetensors", flip)
     damaged(tmp_path / "far", 2, "*.safetensors", cut)
     assert restored(tmp_path) == 1
-    (said,) = {r.getMessage() for r in caplog.records if "the one before" in r.getMessage()}
-    assert "chunk 1" in said
-    assert f"rank-00000.safetensors has {far_size(tmp_path, 2)} bytes instead of" in said
+    (message,) = {r.getMessage() for r in caplog.records if "the one before" in r.getMessage()}
+    assert "chunk 1" in message
+    assert f"rank-00000.safetensors has {far_size(tmp_path, 2)} bytes instead of" in message
 
 
 def far_size(path: Path, step: int) -> int:

@@ -409,16 +409,16 @@ def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(
     in_the_way = folders[1] / "rank-00000.json"
     in_the_way.unlink()
     in_the_way.mkdir()
-    garbage_collection = CheckpointManager(tmp_path, keep_count=1)
-    garbage_collection.save(b"x", step=5).wait()
+    upkeep = CheckpointManager(tmp_path, keep_count=1)
+    upkeep.save(b"x", step=5).wait()
     with pytest.raises(NotAnObject, match="it is a folder") as error:
-        garbage_collection.wait_until_finished()
+        upkeep.wait_until_finished()
     assert "move it away" in error.value.hint
     assert set(steps_in(tmp_path)) == {1, 5}
     assert list(folders[1].iterdir()) == [in_the_way], "all else of it has gone"
     in_the_way.rmdir()
-    garbage_collection.save(b"x", step=6).wait()
-    garbage_collection.close()
+    upkeep.save(b"x", step=6).wait()
+    upkeep.close()
     assert set(steps_in(tmp_path)) == {6}
 
 

@@ -254,10 +254,10 @@ def test_a_plan_that_differs_between_ranks_is_never_committed(
 ) -> None:
     """If a message were altered in transit, one rank would take a tensor for equal that the others do not."""
     states = [state_of_rank(rank, differs=["model.large"]) for rank in range(3)]
-    told = exchange.RankExchange.__call__
+    original = exchange.RankExchange.__call__
 
     def lying(self: Any, record: Any, stage: int, message: bytes, **more: Any) -> Sequence[bytes]:
-        answers = told(self, record, stage, message, **more)
+        answers = original(self, record, stage, message, **more)
         return [message] * len(answers) if stage == 0 and self._port.rank == 1 else answers
 
     monkeypatch.setattr(exchange.RankExchange, "__call__", lying)

@@ -198,7 +198,7 @@ async def test_who_gives_up_while_its_registration_is_under_way_leaves(met: Fake
 async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
     met: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The limit applies once the rank is a member; unanswering endpoints are reported within minutes."""
+    """This holds once the rank is a member. Before that, endpoints without an answer raise an error within minutes."""
     caplog.set_level(logging.WARNING, logger="strata.client")
     join = asyncio.create_task(connect(timeout_s=None))
     await greeted(met, 1)
@@ -228,9 +228,9 @@ def test_endpoints_and_job_come_from_the_file_where_nobody_says_them(
     monkeypatch.chdir(tmp_path)
     for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "STRATA_JOB"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(errors.ConfigError, match="nor knows a coordinator") as told:
+    with pytest.raises(errors.ConfigError, match="nor knows a coordinator") as raised:
         strata.connect(timeout_s=0.2)
-    assert "strata.toml" in told.value.hint
+    assert "strata.toml" in raised.value.hint
 
     with closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))  # and no process listens there

@@ -15,7 +15,7 @@ from strata.v1.session_pb2 import Down, Inspect, Tick
 
 async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
     log, crashed, go = tmp_path / "log", tmp_path / "crashed", asyncio.Event()
-    told: list[tuple[int, RankEvidence]] = []
+    reported: list[tuple[int, RankEvidence]] = []
     log.write_text("first\nsecond\n")
     crashed.write_text("its last words\n")
     looks = 0
@@ -31,7 +31,7 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
         RankLog(generation=1, file=crashed, ended="exited with 7"),
     )
     inspection = Inspection(
-        lambda *said: told.append(said), stack, lambda rank: logs if rank == 3 else (), log=get_logger()
+        lambda *said: reported.append(said), stack, lambda rank: logs if rank == 3 else (), log=get_logger()
     )
     for _ in range(5):
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
@@ -41,9 +41,9 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
     assert looks == 2
     go.set()
     async with asyncio.timeout(5):
-        while len(told) < 2:  # noqa: ASYNC110  # a thread reads the file
+        while len(reported) < 2:  # noqa: ASYNC110  # a thread reads the file
             await asyncio.sleep(0.01)
-    of = {evidence.rank: evidence for _generation, evidence in told}
+    of = {evidence.rank: evidence for _generation, evidence in reported}
     assert of[3].stack == "where rank 3 stands"
     assert list(of[3].log) == ["first", "second"]
     assert (of[3].log_file, of[3].log_generation, of[3].log_ended) == (str(log), 2, "")
@@ -57,7 +57,7 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
 
 
 async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    told, fails, unhandled = list[tuple[int, RankEvidence]](), True, list[Any]()
+    reported, fails, unhandled = list[tuple[int, RankEvidence]](), True, list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
 
     async def stack(_rank: int) -> str | None:
@@ -65,7 +65,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path
             raise OSError("no more processes")
         return "a stack"
 
-    inspection = Inspection(lambda *said: told.append(said), stack, lambda _rank: (), log=get_logger())
+    inspection = Inspection(lambda *said: reported.append(said), stack, lambda _rank: (), log=get_logger())
     with capture_logs() as logs:
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
         await asyncio.sleep(0.01)
@@ -78,9 +78,9 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path
     fails = False
     inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
     async with asyncio.timeout(5):
-        while not told:  # noqa: ASYNC110  # a thread reads no file
+        while not reported:  # noqa: ASYNC110  # a thread reads no file
             await asyncio.sleep(0.01)
-    assert told[0][1].stack == "a stack"
+    assert reported[0][1].stack == "a stack"
 
 
 def test_the_last_lines_of_a_large_file(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_the_last_lines_of_a_large_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_says_why_and_is_not_called_empty(tmp_path: Path) -> None:
-    gone = tmp_path / "nothing"
-    assert last_lines(gone) == [f"({gone} cannot be read: No such file or directory)"]
+    missing = tmp_path / "nothing"
+    assert last_lines(missing) == [f"({missing} cannot be read: No such file or directory)"]
     assert last_lines(tmp_path) == [f"({tmp_path} cannot be read: Is a directory)"]
-    gone.touch()
-    assert last_lines(gone) == []
+    missing.touch()
+    assert last_lines(missing) == []

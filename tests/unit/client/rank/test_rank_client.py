@@ -51,9 +51,9 @@ async def arrived(r: Rig, number: int) -> Arrival:
 
 def reports_of(r: Rig) -> list[RankProgress]:
     """Return a list that collects the progress reports that the rank's session is given to send."""
-    told: list[RankProgress] = []
-    r.session.progress = lambda _generation, ranks: told.extend(ranks)  # type: ignore[method-assign,assignment]  # what is handed on
-    return told
+    reports: list[RankProgress] = []
+    r.session.progress = lambda _generation, ranks: reports.extend(ranks)  # type: ignore[method-assign,assignment]  # passed on
+    return reports
 
 
 def end(r: Rig, arrival: Arrival, result: Any, *missing: int) -> None:
@@ -309,25 +309,25 @@ def test_what_an_outcome_means() -> None:
 async def test_of_several_steps_the_newest_is_sent_with_what_all_of_them_cost(
     r: Rig, client: RankClient
 ) -> None:
-    told = reports_of(r)
+    reports = reports_of(r)
     for step in range(1, 41):
         client.progress(step, "step", own_s=0.25 if step > 5 else 9.0, data_wait_s=0.05)
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
-    assert told[0].step == 1, "the first one at once"
-    assert len(told) <= 4, "at most five a second"
-    assert not told[0].step_times.median_compute_us, "it warms up"
-    last = told[-1]
+    assert reports[0].step == 1, "the first one at once"
+    assert len(reports) <= 4, "at most five a second"
+    assert not reports[0].step_times.median_compute_us, "it warms up"
+    last = reports[-1]
     assert (last.step, last.step_us) == (40, 250_000)
     assert (last.step_times.median_compute_us, last.step_times.median_data_wait_us) == (200_000, 50_000)
     assert last.step_times.best_compute_us == 200_000
     client.progress(41, "eval")
     await asyncio.sleep(0.2)
-    assert (told[-1].step, told[-1].phase) == (41, "eval")
+    assert (reports[-1].step, reports[-1].phase) == (41, "eval")
     client.progress(42)
     client.progress(43)
     client._reports.send()  # as `close` does
-    assert told[-1].step == 43
+    assert reports[-1].step == 43
 
 
 @of_rank()
@@ -356,7 +356,7 @@ async def test_steps_that_follow_each_other_wake_the_background_thread_up_once(
 async def test_what_is_told_of_the_training_is_made_only_for_a_report_that_is_sent(
     r: Rig, client: RankClient
 ) -> None:
-    told = reports_of(r)
+    reports = reports_of(r)
     made: list[int] = []
 
     def training(samples: int) -> Callable[[], TrainingReport]:
@@ -367,9 +367,9 @@ async def test_what_is_told_of_the_training_is_made_only_for_a_report_that_is_se
     client.progress(2, "step", training=training(2))
     client.progress(3, "step", training=training(3))
     await asyncio.sleep(0.5)
-    assert [(each.step, each.training.samples) for each in told] == [(1, 1), (3, 3)]
+    assert [(each.step, each.training.samples) for each in reports] == [(1, 1), (3, 3)]
     assert made == [1, 3]
-    assert {each.age_ms for each in told} == {0}, (
+    assert {each.age_ms for each in reports} == {0}, (
         "replicas take what they hear of a rank in the order of its time"
     )
 
@@ -378,26 +378,26 @@ async def test_what_is_told_of_the_training_is_made_only_for_a_report_that_is_se
 async def test_what_a_rank_reported_in_a_generation_that_ended_is_not_sent_in_the_next(
     r: Rig, client: RankClient
 ) -> None:
-    told = reports_of(r)
+    reports = reports_of(r)
     client.progress(7, "step")
     client._shared_session.place = replace(client._shared_session.place, generation=2)
     await asyncio.sleep(0.5)
-    assert told == []
+    assert reports == []
     client.progress(5, "step")
     await asyncio.sleep(0.5)
-    assert [each.step for each in told] == [5]
+    assert [each.step for each in reports] == [5]
 
 
 @of_rank()
 async def test_a_step_counts_though_what_is_to_be_said_of_the_training_cannot_be_made(
     r: Rig, client: RankClient
 ) -> None:
-    told = reports_of(r)
+    reports = reports_of(r)
     client.progress(1, "step", training=lambda: TrainingReport(samples=2**70))
     await asyncio.sleep(0.1)
     client.progress(2, "step")
     await asyncio.sleep(0.5)
-    assert [(each.step, each.HasField("training")) for each in told] == [(1, False), (2, False)]
+    assert [(each.step, each.HasField("training")) for each in reports] == [(1, False), (2, False)]
 
 
 # -- a rank that cannot save reports it with each progress report, and once for the record
@@ -408,9 +408,9 @@ HOLD = SaveHold(step=20, reason="disk full", host="a", held_s=3.0)
 
 async def last_said(r: Rig, number: int) -> RankProgress:
     """Return the rank's report in the `number`-th message of progress."""
-    (said,) = (await r.serving.next("progress", after=number - 1)).ranks
-    assert isinstance(said, RankProgress)
-    return said
+    (report,) = (await r.serving.next("progress", after=number - 1)).ranks
+    assert isinstance(report, RankProgress)
+    return report
 
 
 def calls(r: Rig) -> list[HoldSavesRequest]:
@@ -422,14 +422,14 @@ async def test_every_word_of_the_rank_carries_the_hold_until_it_is_over(r: Rig, 
     client.progress(20, "step")
     assert not (await last_said(r, 1)).HasField("save_hold")
     client.hold_saves(HOLD)
-    said = await last_said(r, 2)
-    assert (said.step, said.phase) == (20, "step"), "without a step of its own"
-    assert (said.save_hold.step, said.save_hold.reason, said.save_hold.host) == (20, "disk full", "a")
+    report = await last_said(r, 2)
+    assert (report.step, report.phase) == (20, "step"), "without a step of its own"
+    assert (report.save_hold.step, report.save_hold.reason, report.save_hold.host) == (20, "disk full", "a")
     await asyncio.sleep(60)
     client.progress(24, "step")
-    said = await last_said(r, 3)
-    assert said.step == 24
-    assert 62_900 <= said.save_hold.held_ms <= 64_000, "it is as old as it is by now"
+    report = await last_said(r, 3)
+    assert report.step == 24
+    assert 62_900 <= report.save_hold.held_ms <= 64_000, "it is as old as it is by now"
     client.hold_saves(None)
     assert not (await last_said(r, 4)).HasField("save_hold")
 
@@ -440,8 +440,8 @@ async def test_a_hold_is_put_on_record_though_replicas_go_and_not_after_it_is_ov
 ) -> None:
     client.hold_saves(HOLD)
     await asyncio.sleep(1)
-    (asked,) = calls(r)
-    assert (asked.step, asked.reason, asked.host, asked.author.rank) == (20, "disk full", "a", 0)
+    (request,) = calls(r)
+    assert (request.step, request.reason, request.host, request.author.rank) == (20, "disk full", "a", 0)
     r.serving.down()
     await asyncio.sleep(5)
     assert len(calls(r)) == 1, "told again to the replica that took over"

@@ -79,7 +79,7 @@ class Node:
 
     @property
     def stalled(self) -> list[RankProgress]:
-        return [told for told in self.told if told.stalled_ms]
+        return [report for report in self.told if report.stalled_ms]
 
 
 @asynccontextmanager
@@ -133,12 +133,12 @@ async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace
         node.say(0, step)
         node.say(2, step)
         await asyncio.sleep(1)
-    (told,) = node.stalled
-    assert (told.rank, told.step, told.phase) == (1, 5, "step")
-    assert 10_000 <= told.stalled_ms < 12_000
-    assert told.age_ms >= told.stalled_ms
-    assert "line 1 in backward" in told.stack
-    assert (told.trace_file, told.trace_bytes) == ("/traces/rank_1", 2048)
+    (report,) = node.stalled
+    assert (report.rank, report.step, report.phase) == (1, 5, "step")
+    assert 10_000 <= report.stalled_ms < 12_000
+    assert report.age_ms >= report.stalled_ms
+    assert "line 1 in backward" in report.stack
+    assert (report.trace_file, report.trace_bytes) == ("/traces/rank_1", 2048)
     assert node.asked == [1, 1], "when it is late, and when that is a stall"
     node.say(1, 6)
     assert node.told[-1].stalled_ms == 0
@@ -149,14 +149,16 @@ async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall(n
     node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
     await node.train(3, 5)
     await asyncio.sleep(2.0 + 0.5 + 0.2)  # three usual steps, of which one has passed; a look; the stacks
-    late = [told for told in node.told if told.late_ms]
-    found = {told.rank: (told.where, told.activity, told.process, told.stalled_ms) for told in late}
+    late = [report for report in node.told if report.late_ms]
+    found = {
+        report.rank: (report.where, report.activity, report.process, report.stalled_ms) for report in late
+    }
     assert found == {
         0: ("backward (train.py)", "code", "sleeping", 0),
         1: ("all_reduce (train.py)", "code", "sleeping", 0),
         2: ("", "", "stopped", 0),
     }
-    assert all(told.age_ms >= 3_000 for told in late)
+    assert all(report.age_ms >= 3_000 for report in late)
     assert 2 not in node.asked, "a stopped process answers nothing"
     node.say(1, 6)
     assert (node.told[-1].late_ms, node.told[-1].where, node.told[-1].process) == (0, "", "")
@@ -181,16 +183,16 @@ async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long
     await asyncio.sleep(2.0)
     node.told.clear()
     await asyncio.sleep(LOOK_S + 0.1)
-    first = {told.rank: told for told in node.told}
+    first = {report.rank: report for report in node.told}
     assert set(first) == set(range(40))
-    assert all(told.late_ms and not told.where for told in first.values())
-    assert {rank for rank, told in first.items() if told.process} == {39}, "it is not asked anything"
+    assert all(report.late_ms and not report.where for report in first.values())
+    assert {rank for rank, report in first.items() if report.process} == {39}, "it is not asked anything"
     node.say(0, 6)  # it moves on, and stalls again while the other ranks' stacks are requested
     node.told.clear()
     await asyncio.sleep(3.0 + LOOK_S + 0.1)
-    assert [told.rank for told in node.told if told.late_ms and not told.where] == [0]
+    assert [report.rank for report in node.told if report.late_ms and not report.where] == [0]
     await asyncio.sleep(3.0 * 4)
-    last = {told.rank: told.where for told in node.told}
+    last = {report.rank: report.where for report in node.told}
     assert {rank for rank, where in last.items() if where} == set(range(39))
 
 
@@ -200,9 +202,11 @@ async def test_of_very_many_only_some_are_asked(node: Node) -> None:
     await asyncio.sleep(12)
     assert len(node.stalled) == 40
     assert max(node.at_once) == STACKS
-    last = {told.rank: told for told in node.told}
-    assert sum(1 for told in last.values() if told.stack) == STACKS
-    assert {told.where for told in last.values()} == {"backward (train.py)"}, "each was asked, some at a time"
+    last = {report.rank: report for report in node.told}
+    assert sum(1 for report in last.values() if report.stack) == STACKS
+    assert {report.where for report in last.values()} == {"backward (train.py)"}, (
+        "each was asked, some at a time"
+    )
 
 
 @in_rig(watched)
@@ -211,7 +215,7 @@ async def test_who_said_farewell_or_belongs_to_another_generation_is_not_watched
     node.watch.gone(1, 0)
     node.watch.gone(7, 1)
     await asyncio.sleep(12)
-    assert [told.rank for told in node.stalled] == [1]
+    assert [report.rank for report in node.stalled] == [1]
     node.watch.watch(2)
     await asyncio.sleep(60)
     assert len(node.stalled) == 1

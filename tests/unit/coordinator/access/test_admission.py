@@ -115,13 +115,13 @@ def test_a_replica_has_a_coordinators_certificate(
         assert own_identity(mine, now=lambda: NOW) == own_identity(
             replace(mine, replica="r1"), now=lambda: NOW
         )
-        with pytest.raises(ConfigError, match="coordinator r1, and this replica is called r2") as told:
+        with pytest.raises(ConfigError, match="coordinator r1, and this replica is called r2") as raised:
             own_identity(replace(mine, replica="r2"), now=lambda: NOW)
-        assert "--id r2" in told.value.hint
+        assert "--id r2" in raised.value.hint
         return
-    with pytest.raises(ConfigError, match=said) as told:
+    with pytest.raises(ConfigError, match=said) as raised:
         own_identity(mine, now=lambda: NOW)
-    assert "--role coordinator" in told.value.hint
+    assert "--role coordinator" in raised.value.hint
 
 
 @pytest.mark.parametrize("role", [Role.COORDINATOR, Role.MEMBER, None])

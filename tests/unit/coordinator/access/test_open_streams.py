@@ -99,34 +99,34 @@ async def tokens(tmp_path: Path) -> AsyncIterator[Tokens]:
 
 
 async def test_a_revoked_token_ends_its_session_and_its_watch_and_no_other(tokens: Tokens) -> None:
-    server, heard, other = tokens.server, asyncio.Queue[Any](), asyncio.Queue[Any]()
+    server, received, other = tokens.server, asyncio.Queue[Any](), asyncio.Queue[Any]()
     good, bad = tokens.add(Role.MEMBER, "w0"), tokens.add(Role.MEMBER, "w1")
     stays, goes = tokens.add(Role.VIEWER, "v0"), tokens.add(Role.VIEWER, "v1")
     async with asyncio.TaskGroup() as tasks:
         watches = [
-            tasks.create_task(watching(server, goes, heard)),
+            tasks.create_task(watching(server, goes, received)),
             tasks.create_task(watching(server, stays, other)),
         ]
         members = [server.member("w0", good, tasks), server.member("w1", bad, tasks)]
         for member in members:
             await member.connect("")
-        await heard.get()
-        with capture_logs() as said:
+        await received.get()
+        with capture_logs() as logs:
             tokens.revoke(bad)
             tokens.revoke(goes)
             error = await ended(members[1])
             # a watch ends at its next message
             server.put(server.context.keys.job("job").root + "x/1", b"{}")
-            gone = await next_error(heard)
-        assert isinstance(gone, Unauthenticated)
-        for each in (error, gone):
+            watch_error = await next_error(received)
+        assert isinstance(watch_error, Unauthenticated)
+        for each in (error, watch_error):
             assert (
                 "admitted earlier, and no longer: the token is not one that this cluster accepts"
                 in each.message
             )
             assert "strata tokens add" in each.hint
-        told = [(line["kind"], line["identity"]) for line in said if line["event"] == "stream_revoked"]
-        assert sorted(told) == [("sessions", "member w1"), ("watches", "viewer v1")]
+        logged = [(line["kind"], line["identity"]) for line in logs if line["event"] == "stream_revoked"]
+        assert sorted(logged) == [("sessions", "member w1"), ("watches", "viewer v1")]
         revoked = server.context.measures.revoked
         assert (revoked.child("sessions").value, revoked.child("watches").value) == (1, 1)
         await asyncio.sleep(3 * REVIEW_S)  # for that long nothing happens to the others
@@ -168,7 +168,7 @@ async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_
     tokens: Tokens,
 ) -> None:
     """As in docs/security.md: a second token is added, the file replaced, and the first token revoked."""
-    server, heard = tokens.server, asyncio.Queue[Any]()
+    server, received = tokens.server, asyncio.Queue[Any]()
     old = tokens.add(Role.VIEWER, "v")
 
     async def follow() -> None:
@@ -180,12 +180,12 @@ async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_
             credentials=old,
         )
         async for message in messages:
-            heard.put_nowait(message)
+            received.put_nowait(message)
 
     async def put(name: str) -> None:
         server.put(server.context.keys.job("job").root + name, b"{}")
         async with asyncio.timeout(LIMIT_S):
-            while not any(event.key == name for event in (await heard.get()).events):
+            while not any(event.key == name for event in (await received.get()).events):
                 pass
 
     following = asyncio.create_task(follow())
@@ -215,10 +215,10 @@ async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens)
     async with asyncio.TaskGroup() as tasks:
         member = await tokens.server.member("w0", tokens.add(Role.MEMBER, "w0"), tasks).connect("")
         body = tokens.file.path.read_bytes()
-        with capture_logs() as said:
+        with capture_logs() as logs:
             write_private(tokens.file.path, body[: len(body) // 2])
             await asyncio.sleep(3 * REVIEW_S)
-        assert any(line["event"] == "open_streams_not_judged" for line in said)
+        assert any(line["event"] == "open_streams_not_judged" for line in logs)
         assert not member.over.is_set()
         write_private(tokens.file.path, b'{"v": 1, "tokens": []}')
         await ended(member)
@@ -242,9 +242,9 @@ async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
             for name in ("w0", "w1")
         ]
         monkeypatch.setattr(AcceptedTokens, "reload", reload)
-        with capture_logs() as said:
+        with capture_logs() as logs:
             await asyncio.sleep(4 * REVIEW_S)
-        assert any(line["event"] == "open_streams_not_judged" for line in said)
+        assert any(line["event"] == "open_streams_not_judged" for line in logs)
         assert not any(member.over.is_set() for member in members)
         monkeypatch.undo()
         for member in members:

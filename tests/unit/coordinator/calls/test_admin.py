@@ -35,8 +35,8 @@ async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> N
     leader, node = await f.leader(), await f.follower()
     await f.register(node, "w")
     await asyncio.sleep(2)
-    heard = leader.context.instance
-    answer = await asked(node, heard=[heard]).answer("get_status", GetStatusRequest(), NO_SESSION)
+    ready_peer = leader.context.instance
+    answer = await asked(node, heard=[ready_peer]).answer("get_status", GetStatusRequest(), NO_SESSION)
     assert answer.cluster == "default"
     assert answer.leader == leader.name
     assert answer.leader_epoch == leader.context.election.epoch

@@ -46,7 +46,7 @@ UNARY = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for each in service.methods
 }
-"""The request of every unary method but Admin.GetStatus, which tells of replicas and of etcd only."""
+"""The request of every unary method but Admin.GetStatus, which reports on replicas and etcd only."""
 PAGED = sorted(name for name, request in UNARY.items() if "page_token" in request.DESCRIPTOR.fields_by_name)
 LONG = "x" * 100
 CROWDED = 4_999
@@ -228,7 +228,7 @@ WHOLE: dict[str, dict[str, int]] = {
     "wait_barrier": {},
 }
 FITS = {"get_world", "get_retention", "list_generations"}
-"""What fits into one answer even at this size."""
+"""Methods whose answer fits one page even at this size."""
 
 
 @in_virtual_time()
@@ -256,8 +256,8 @@ async def test_every_unary_answer_is_bounded_and_its_pages_are_the_whole() -> No
             except StrataError as error:
                 refused[name] = error
                 continue
-            told = counts(answer)
-            assert {each: told[each] for each in WHOLE[name]} == WHOLE[name], name
+            lengths = counts(answer)
+            assert {each: lengths[each] for each in WHOLE[name]} == WHOLE[name], name
             if name == "wait_barrier":
                 assert len(answer.outcome.payloads) == payloads
             if name == "get_assignment":

@@ -64,17 +64,17 @@ async def test_the_leader_marks_what_a_policy_gives_up_and_a_host_ends_it(c: Clu
     keep = Retention(keep=Keep(latest=1, every_steps=40), who="ada")
     await ask(c["r2"], "set_retention", SetRetentionRequest(retention=keep))
     await until(c["r3"], {20: DELETING, 40: COMMITTED, 60: COMMITTED})
-    told = await ask(c["r3"], "get_retention", GetRetentionRequest())
-    assert told.retention.who == "ada"
-    assert dict(told.kept) == {
+    shown = await ask(c["r3"], "get_retention", GetRetentionRequest())
+    assert shown.retention.who == "ada"
+    assert dict(shown.kept) == {
         "40/x40": "primary: the first from step 40 on",
         "60/x60": "primary: one of the 1 newest",
     }
     answer = await ask(c["r1"], "list_maintenance", pb.ListMaintenanceRequest(host="h"))
     (task,) = answer.tasks
     assert (task.kind, task.step, task.attempt) == (pb.MAINTENANCE_KIND_REMOVE, 20, "x20")
-    gone = pb.DeleteCheckpointRequest(step=20, attempt="x20", finished=True, tier=task.tier, host="h")
-    await ask(c["r1"], "delete_checkpoint", gone)
+    removed = pb.DeleteCheckpointRequest(step=20, attempt="x20", finished=True, tier=task.tier, host="h")
+    await ask(c["r1"], "delete_checkpoint", removed)
     await until(c["r2"], {40: COMMITTED, 60: COMMITTED})
 
 

@@ -127,7 +127,7 @@ async def test_shards_follow_the_members_of_the_world(f: Cluster, node: Node) ->
     await node.context.mirror.wait_until(lambda view: owners(view) == ("a",))
 
 
-# -- orphans: the replica's count of their grace ----------------------------------------------
+# -- orphans: the leader's count of their grace -----------------------------------------------
 
 
 async def gone(node: Node, worker: str) -> float:

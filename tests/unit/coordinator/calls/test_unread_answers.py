@@ -257,8 +257,8 @@ async def test_a_session_that_ends_unread_does_not_stay(server: Served) -> None:
 async def test_a_refusal_is_told_as_an_error_that_says_what_to_do() -> None:
     async with served(CONFIG, DebtLimits(each_bytes=0)) as server, server.channel(Credentials()) as channel:
         stub: Any = AdminStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as told:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
             await stub.GetStatus(GetStatusRequest(), timeout=5.0)
-        error = from_rpc(told.value, server.address)
+        error = from_rpc(raised.value, server.address)
         assert isinstance(error, QuotaExceeded)
         assert "read the answers" in error.hint

@@ -155,9 +155,9 @@ async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Ra
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
         c["r1"].client.partition()
-        gone = JOB.root + "x/gone"
+        deleted = JOB.root + "x/gone"
         put(c, "x/gone")
-        c.store.execute(Txn(success=(Delete(key=gone),)))
+        c.store.execute(Txn(success=(Delete(key=deleted),)))
         c.store.compact(put(c, "elsewhere"))
         c["r1"].client.heal()
         while watcher.resyncs < 2:

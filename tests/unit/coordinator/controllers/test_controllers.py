@@ -215,7 +215,7 @@ class Queue(JobController):
     ],
 )
 def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
-    """A world of another size waits for one barrier. A world that cannot begin waits for damage. Neither waits for acks."""
+    """A world of another size waits for one barrier, a world that cannot begin for damage reports; neither for acks."""
     queue = Queue(keys=KEYS, mirror=Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=float))
     kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
     assert queue.wants(WatchBatch(revision=5, events=(Event(kv=kv),))) is due

@@ -34,7 +34,7 @@ class Slow(PromptNetwork):
         self.late = 0
         """Number of the deletion that is delayed on its way; 0: none."""
         self.put_s = 0.001
-        """How long writes of members' keys take."""
+        """Delay in seconds of the writes of members' keys."""
         self.deleting = asyncio.Event()
 
     def fate(self, call: Call) -> Fate:
@@ -77,7 +77,7 @@ def left(view: View) -> int:
 @pytest.mark.parametrize(("dead", "answer_s"), [(61, 0.001), (200, 0.001), (400, 0.25)])
 @in_virtual_time()
 async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
-    """Deleted in separate groups of thirty, they would end a generation each; three without a checkpoint fail the job."""
+    """Deleted in groups of thirty, each group would end a generation, and three without a checkpoint fail the job."""
     async with cluster(0, members=SURVIVORS + dead) as c:
         network = Slow()
         members = await trained(c, dead, network)
@@ -117,7 +117,7 @@ async def test_who_comes_to_the_session_between_two_parts_is_spared_by_the_secon
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
 async def test_no_world_is_written_while_the_last_part_is_tried_again(c: Cluster) -> None:
-    """One member returned just before its deletion, so that transaction failed: the other members must still be deleted."""
+    """A member returned just before its deletion, so that transaction failed. The others must still be deleted."""
     network = Slow()
     members = await trained(c, 60, network)
     network.late = 2

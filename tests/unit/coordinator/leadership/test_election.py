@@ -264,9 +264,9 @@ async def test_no_office_before_the_view_is_as_new_as_the_confirmation(store: Me
 
 @in_virtual_time()
 async def test_no_office_by_a_key_that_is_gone_already(store: MemoryStore) -> None:
-    gone = Txn(success=(Delete(key=KEYS.leader),))
+    deletion = Txn(success=(Delete(key=KEYS.leader),))
     network = Moment(is_campaign).network(
-        lambda: store.execute(gone),
+        lambda: store.execute(deletion),
         watch_s=lambda batch: 0.5 if any(e.deleted for e in batch.events) else 0.0,
     )
     async with candidate(store, network=network) as only:

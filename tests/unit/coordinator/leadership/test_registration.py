@@ -79,7 +79,7 @@ async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late(
 
 @in_virtual_time()
 async def test_who_knows_more_than_a_late_view_is_soon_free_to_go_elsewhere() -> None:
-    """A member of a dead replica has five seconds from the time its leader takes that replica's name (PROTOCOLS 5.4)."""
+    """A member whose replica died has five seconds once the leader sees it as an orphan (PROTOCOLS 5.4)."""
     network = SlowKeepAlive()
     async with cluster(1) as c:
         await c.start("r2", network=network)

@@ -81,7 +81,7 @@ async def test_acks_are_told_at_once_to_who_seals_and_once_a_second_to_the_other
 ) -> None:
     await members[0].call(begin_checkpoint=begin(members[0], 0))
     await asyncio.sleep(2)
-    heard = [len(member.all("checkpoint")) for member in members]
+    received = [len(member.all("checkpoint")) for member in members]
     for rank, member in enumerate(members):
         author = begin(member, rank)["author"]
         await member.call(
@@ -89,9 +89,9 @@ async def test_acks_are_told_at_once_to_who_seals_and_once_a_second_to_the_other
         )
         await asyncio.sleep(0.1)
     assert len((await members[0].save(1, acked=3)).acked) == 3
-    assert [len(m.all("checkpoint")) for m in members[1:]] == heard[1:]
+    assert [len(m.all("checkpoint")) for m in members[1:]] == received[1:]
     await asyncio.sleep(1)
-    for member, before in zip(members[1:], heard[1:], strict=True):
+    for member, before in zip(members[1:], received[1:], strict=True):
         news = member.all("checkpoint")[before:]
         assert [len(save.acked) for save in news] == [3]
 

@@ -1,4 +1,4 @@
-"""Stop notices on sessions: which member requests one, which members receive it, and what leaving and staying ones get."""
+"""Stop notices on sessions: the requesting member, the members that receive one, and the answers to a request."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serve
     before = c["r1"].view.revision
     for replica in ("r2", "r3") * 10:
         await asyncio.sleep(DETECT_S * 0.9)
-        heard = await client.heartbeat(replica)
-        assert (heard.place.worker_id, heard.phase) == ("w0", worlds_pb2.JOB_PHASE_RUNNING)
+        answer = await client.heartbeat(replica)
+        assert (answer.place.worker_id, answer.phase) == ("w0", worlds_pb2.JOB_PHASE_RUNNING)
     entry = not_none(c.worker("w0"))
     assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r1-1")
     assert entry.mod_revision <= before, "no heartbeat costs a write"
@@ -204,8 +204,8 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
     await c["r2"].see(lambda view: view.get(JOB.phase) is not None)
     (member,) = (await client.call("r2", "list_members", members_pb2.ListMembersRequest(job="job"))).members
     assert not member.ranks, "of a job that has ended nothing is kept in memory"
-    heard = await client.heartbeat("r2")
-    assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
+    answer = await client.heartbeat("r2")
+    assert (answer.phase, answer.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
 
 
 @in_cluster(registered, "w0", "r1", members=1)
@@ -438,8 +438,8 @@ async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_s
     for _ in range(4):
         looker.look("job", None)
         await asyncio.sleep(1)
-    heard = not_none(looker.heard("job", "w0", client.incarnation))
-    assert silent - 1.5 < heard < silent + 0.5, "it grows while the client is silent"
+    last_heartbeat = not_none(looker.heard("job", "w0", client.incarnation))
+    assert silent - 1.5 < last_heartbeat < silent + 0.5, "it grows while the client is silent"
 
 
 @in_cluster(registered, "w0", "r1", members=1)
@@ -455,8 +455,8 @@ async def test_a_heartbeat_tells_of_a_notice_and_of_the_pause_that_follows_it(
     )
     await client.call("r2", "stop_job", stop)
     await c["r1"].see(lambda view: view.get(JOB.notice(1)) is not None)
-    asked = await client.heartbeat("r1")
-    assert (asked.notice.action, asked.notice.reason) == (worlds_pb2.STOP_ACTION_PAUSE, "why")
+    answer = await client.heartbeat("r1")
+    assert (answer.notice.action, answer.notice.reason) == (worlds_pb2.STOP_ACTION_PAUSE, "why")
     exit_ = members_pb2.ReportRankExitRequest(
         job="job", worker_id="w0", incarnation=client.incarnation, generation=1, rank=0, code=75
     )

@@ -21,14 +21,14 @@ async def test_ages_that_no_message_holds_do_no_harm() -> None:
         client = Client(c, "w0")
         await client.register("r1")
         await c["r1"].see(lambda view: view.get(JOB.head) is not None)
-        said = members_pb2.RankProgress(rank=0, step=1, phase="train", age_ms=oldest)
+        report = members_pb2.RankProgress(rank=0, step=1, phase="train", age_ms=oldest)
         request = members_pb2.HeartbeatRequest(
             job="job",
             worker_id="w0",
             boot=client.boot,
             incarnation=client.incarnation,
             generation=1,
-            ranks=[said],
+            ranks=[report],
         )
         await client.call("r1", "heartbeat", request)
         arrival = barriers_pb2.Arrival(

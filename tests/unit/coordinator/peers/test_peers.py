@@ -98,7 +98,7 @@ async def test_what_ranks_say_is_known_everywhere_after_a_second(c: Cluster, mem
     await asyncio.sleep(1.5)
     for name in ("r1", "r2", "r3"):
         answer = await c[name].service.calls.answer("list_members", ListMembersRequest(job="job"), None)
-        told = {m.worker_id: [(r.rank, r.step, r.phase) for r in m.ranks] for m in answer.members}
-        assert told == {members[0].worker: [(0, 7, "train")], members[1].worker: []}
+        reported = {m.worker_id: [(r.rank, r.step, r.phase) for r in m.ranks] for m in answer.members}
+        assert reported == {members[0].worker: [(0, 7, "train")], members[1].worker: []}
         ages = [r.age_ms for m in answer.members for r in m.ranks]
         assert 2000 < ages[0] < 8000

@@ -26,9 +26,9 @@ from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 def tell(members: list[Member], step: int) -> None:
     """Let every rank report a step, and rank 0 the progress of the training."""
     for rank, member in enumerate(members):
-        said = RankProgress(rank=rank, step=step, phase="step", step_us=100_000 * (rank + 1))
+        report = RankProgress(rank=rank, step=step, phase="step", step_us=100_000 * (rank + 1))
         if rank == 0:
-            said.training.CopyFrom(
+            report.training.CopyFrom(
                 TrainingReport(
                     samples=8 * step,
                     target_step=100,
@@ -36,7 +36,7 @@ def tell(members: list[Member], step: int) -> None:
                     goodput_s={"step": 0.9 * step, "save": 0.1 * step},
                 )
             )
-        member.send(progress=Progress(generation=1, ranks=[said]))
+        member.send(progress=Progress(generation=1, ranks=[report]))
 
 
 async def train(members: list[Member], first: int, steps: int) -> None:
@@ -135,13 +135,13 @@ def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_
     unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
     theirs, ours = recording(unix_s), recording(unix_s)
     theirs.round_ended("job", 1.0)
-    told = not_none(theirs.job("job"))
+    recorded = not_none(theirs.job("job"))
     for interval_s, kept in INTERVALS.items():
         values = [float(number) for number in range(kept)]
         day = Excerpt(
             interval_s=interval_s, from_unix_s=unix_s - interval_s * kept, series=dict.fromkeys(names, values)
         )
-        told.history.fill(day, before_s=unix_s)
+        recorded.history.fill(day, before_s=unix_s)
     longest_s, letters = 0.0, theirs.before(unix_s)
     while True:
         began_s = time.thread_time()
@@ -155,5 +155,7 @@ def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_
         assert sum(len(series.values) for series in letter.series) <= MESSAGE_VALUES
     learned = not_none(ours.job("job"))
     for interval_s in INTERVALS:
-        assert learned.history.excerpt(interval_s, 0, unix_s) == told.history.excerpt(interval_s, 0, unix_s)
+        assert learned.history.excerpt(interval_s, 0, unix_s) == recorded.history.excerpt(
+            interval_s, 0, unix_s
+        )
     assert longest_s < 0.05, f"{1000 * longest_s:.0f} ms at once"

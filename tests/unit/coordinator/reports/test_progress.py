@@ -173,9 +173,9 @@ async def answering(member: Member, rank: int) -> None:
     """Answer each inspection of a rank, as an agent does."""
     seen = 0
     while True:
-        asked = member.all("inspect")
-        if len(asked) > seen:
-            seen = len(asked)
+        requests = member.all("inspect")
+        if len(requests) > seen:
+            seen = len(requests)
             evidence = RankEvidence(rank=rank, stack=f"stack {seen}", log=["a line"])
             member.send(progress=Progress(generation=1, evidence=[evidence]))
         member.send(tick=Tick())

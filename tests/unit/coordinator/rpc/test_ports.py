@@ -57,7 +57,7 @@ def detecting_in(monkeypatch: pytest.MonkeyPatch, detect_s: float) -> None:
 async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time_to_hear_of_it(
     monkeypatch: pytest.MonkeyPatch, detect_s: float, write_s: float
 ) -> None:
-    """When the hand-over takes effect, the new replica has received no heartbeat for `detect_s`: the client went elsewhere."""
+    """When the hand-over takes effect, its replica has received no heartbeat for `detect_s`: they went elsewhere."""
     detecting_in(monkeypatch, detect_s)
     async with cluster(0, members=1) as c:
         late, other = Network(), Network()

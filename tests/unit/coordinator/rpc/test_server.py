@@ -48,13 +48,13 @@ async def test_a_replica_on_loopback_is_reached_at_both_its_addresses(bound: Any
 
 
 async def test_a_taken_port_at_the_other_address_is_told_and_no_obstacle(bound: Any) -> None:
-    with socket.socket(socket.AF_INET6) as stranger, capture_logs() as said:
+    with socket.socket(socket.AF_INET6) as stranger, capture_logs() as logs:
         stranger.bind(("::1", 0))
         stranger.listen()
         port = stranger.getsockname()[1]
         assert await bound(f"127.0.0.1:{port}") == port
         assert answers("127.0.0.1", port)
-    assert [(e["event"], e["why"]) for e in said] == [("serves_ipv4_only", "Address already in use")]
+    assert [(e["event"], e["why"]) for e in logs] == [("serves_ipv4_only", "Address already in use")]
 
 
 async def test_a_machine_without_ipv6_serves(bound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +65,10 @@ async def test_a_machine_without_ipv6_serves(bound: Any, monkeypatch: pytest.Mon
             super().__init__(family, *rest, **more)
 
     monkeypatch.setattr(socket, "socket", Ipv4Only)
-    with capture_logs() as said:
+    with capture_logs() as logs:
         port = await bound("127.0.0.1:0")
     assert answers("127.0.0.1", port)
-    assert "not supported" in said[0]["why"]
+    assert "not supported" in logs[0]["why"]
 
 
 @pytest.mark.parametrize("address", ["10.9.8.7:50051", "host2:50051", "[fd00::1]:50051"])

@@ -39,8 +39,8 @@ async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
     new = r.mirror.view.get(KEYS.root + "a")
     assert old is not None
     assert new is not None
-    heard: list[WatchBatch] = []
-    r.mirror.subscribe(heard.append)
+    received: list[WatchBatch] = []
+    r.mirror.subscribe(received.append)
     newer = replace(new, key=KEYS.root + "b", mod_revision=revision + 1)
 
     async def batches() -> AsyncIterator[WatchBatch]:
@@ -56,7 +56,7 @@ async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
     r.client.break_watches()
     await r.mirror.wait_until(lambda view: view.revision > revision)
     assert r.get("a") == b"new"
-    assert [(b.revision, len(b.events)) for b in heard] == [(revision + 1, 1)]
+    assert [(b.revision, len(b.events)) for b in received] == [(revision + 1, 1)]
 
 
 @in_rig(rig)
@@ -81,18 +81,18 @@ async def test_the_uid_is_created_once(store: MemoryStore) -> None:
 
 @in_rig(rig)
 async def test_subscribers_hear_every_batch_in_order_after_the_view_has_it(r: Rig) -> None:
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
 
     def hear(batch: WatchBatch) -> None:
-        heard.append((batch.revision, r.mirror.view.revision))
+        received.append((batch.revision, r.mirror.view.revision))
 
     leave = r.mirror.subscribe(hear)
     revisions = [r.put("a"), r.put("b"), r.delete("a")]
     await r.mirror.at_least(revisions[-1])
-    assert heard == [(n, n) for n in revisions]
+    assert received == [(n, n) for n in revisions]
     leave()
     await r.mirror.at_least(r.put("c"))
-    assert len(heard) == 3
+    assert len(received) == 3
 
 
 @in_rig(rig)
@@ -152,8 +152,8 @@ async def test_a_watch_that_breaks_again_and_again_is_opened_once_it_can_be(r: R
 @in_rig(rig)
 async def test_after_a_compaction_it_lists_and_tells_deletes(r: Rig) -> None:
     await r.mirror.at_least(r.put("gone"))
-    heard: list[WatchBatch] = []
-    r.mirror.subscribe(heard.append)
+    received: list[WatchBatch] = []
+    r.mirror.subscribe(received.append)
     r.client.partition()
     r.put("new")
     revision = r.delete("gone")
@@ -161,7 +161,7 @@ async def test_after_a_compaction_it_lists_and_tells_deletes(r: Rig) -> None:
     r.client.heal()
     await r.mirror.at_least(revision)
     assert same(r.mirror.view, r.store)
-    (batch,) = (b for b in heard if b.events)
+    (batch,) = (b for b in received if b.events)
     assert [(e.kv.key.rpartition("/")[2], e.deleted) for e in batch.events] == [
         ("new", False),
         ("gone", True),
@@ -279,7 +279,7 @@ async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() 
 async def test_a_watch_that_fell_silent_is_no_difference() -> None:
     """A frozen etcd member silences only the watch; calls go to another member at once."""
 
-    async with rig(network=Scripted(watch_s=17.0)) as r:  # the mirror gives the watch up after 15 s, and opens it elsewhere
+    async with rig(network=Scripted(watch_s=17.0)) as r:  # the mirror reopens a watch after 15 s
         r.put("a")
         assert await r.mirror.audit() == 0
         assert r.get("a") == b"{}"

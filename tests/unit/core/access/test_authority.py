@@ -129,7 +129,7 @@ def test_every_method_of_the_protos_has_its_rule() -> None:
         for method in service.methods
     }
     assert set(found) == set(RULES)
-    # who reads a request for its worker must find one
+    # a rule that reads a request's worker needs such a field
     for name, method in found.items():
         fields = method.input_type.fields_by_name
         if RULES[name].own_worker and not method.client_streaming:
@@ -157,7 +157,7 @@ def test_a_viewer_reads_and_does_nothing_else() -> None:
         (who(Role.ETCD), set()),
         (who(Role.COORDINATOR, "c1"), set(RULES)),
         *((who(role, cluster="d"), set()) for role in Role),  # of another cluster
-        (None, {*RULES, "Future.Method"}),  # where nobody is authenticated everybody may
+        (None, {*RULES, "Future.Method"}),  # without authentication every caller may do everything
     ],
     ids=lambda value: (
         "" if isinstance(value, set) else str(value)

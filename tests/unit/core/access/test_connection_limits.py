@@ -1,4 +1,4 @@
-"""Which connections are closed, and which never are."""
+"""Connection limits: the connections that are closed, and those that never are."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_too_many_strangers_cost_the_address_that_has_most_of_them_its_oldest() 
 @pytest.mark.parametrize(
     ("admitted", "strangers", "gone"),
     [
-        ("aaa", "aaa", [(3, Reason.ADDRESS), (4, Reason.ADDRESS)]),  # not an admitted one of their address
-        ("aaaaa", "", [(4, Reason.ADDRESS)]),  # the newest
-        ("aaaabcd", "", [(3, Reason.ALL)]),  # the newest of who has most
+        ("aaa", "aaa", [(3, Reason.ADDRESS), (4, Reason.ADDRESS)]),  # never the admitted ones
+        ("aaaaa", "", [(4, Reason.ADDRESS)]),  # the newest one of the address
+        ("aaaabcd", "", [(3, Reason.ALL)]),  # the newest one of the address with most connections
         ("abcdef", "x", [(6, Reason.ALL)]),  # strangers first
     ],
 )
@@ -151,6 +151,6 @@ def test_the_ports_share_what_etcd_peers_and_probes_leave(descriptors: int) -> N
 
 
 def test_too_few_descriptors_are_said_at_the_start() -> None:
-    with pytest.raises(ConfigError, match="leaves room for") as told:
+    with pytest.raises(ConfigError, match="leaves room for") as raised:
         shares(descriptors=200, most=8_192, per_address=1_024)
-    assert "LimitNOFILE" in str(told.value.hint)
+    assert "LimitNOFILE" in str(raised.value.hint)

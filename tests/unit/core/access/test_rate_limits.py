@@ -1,4 +1,4 @@
-"""Token buckets, and how many streams one may hold."""
+"""Token buckets, and the limit on streams per holder."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_one_that_asks_too_often_is_told_when_to_come_and_others_are_served() ->
     meter = Meter(SLOW)
     for _ in range(3):
         meter.call(W1, 0.0)
-    with pytest.raises(QuotaExceeded, match="more than 10 calls a second") as told:
+    with pytest.raises(QuotaExceeded, match="more than 10 calls a second") as raised:
         meter.call(W1, 0.0)
-    assert told.value.hint == "ask again in 0.10 s"
+    assert raised.value.hint == "ask again in 0.10 s"
     meter.call(W2, 0.0)
     meter.call(W1, 0.11)
 
@@ -57,9 +57,9 @@ def test_an_address_of_strangers_is_told_to_wait_and_nobody_else_is() -> None:
     meter = Meter(SLOW, strangers=Rate(per_s=1.0, burst=2.0))
     for _ in range(2):
         meter.stranger("ipv4:10.0.0.7", 0.0)
-    with pytest.raises(QuotaExceeded, match=r"10\.0\.0\.7 by nobody") as told:
+    with pytest.raises(QuotaExceeded, match=r"10\.0\.0\.7 by nobody") as raised:
         meter.stranger("ipv4:10.0.0.7", 0.0)
-    assert "in 1.00 s" in told.value.hint
+    assert "in 1.00 s" in raised.value.hint
     meter.stranger("ipv4:10.0.0.8", 0.0)
     meter.call(W1, 0.0)
     meter.stranger("ipv4:10.0.0.7", 1.1)
@@ -94,7 +94,7 @@ def test_streams_are_counted_by_identity_and_kind_and_given_back(kind: str) -> N
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    """The bucket that was used longest ago is forgotten: a new one, which is full, takes its place."""
+    """The least recently used bucket is dropped; its identity later begins with a full one."""
     buckets: Buckets[int] = Buckets(Rate(per_s=1.0, burst=1.0))
     for number in range(MAX_IDENTITIES):
         assert not buckets.take(number, 0.0)

@@ -1,4 +1,4 @@
-"""What callers are owed is bounded by debtor, by age and in all."""
+"""Unsent answers are bounded by caller, by age and in total."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_debt_has_a_longest_time() -> None:
 
 
 def test_above_the_sum_who_owes_most_goes_and_who_reads_stays() -> None:
-    """A connection is closed for what its debtor is owed over all of its connections."""
+    """Above the total limit, the caller with most unsent bytes over all connections loses its largest ones."""
     debts = Debts(limits=LIMITS)
     for number in range(8):
         debts.owe(f"slow{number}", f"s{number}", 20, 0.0)
@@ -61,9 +61,9 @@ def test_above_the_sum_who_owes_most_goes_and_who_reads_stays() -> None:
 def test_sums_are_those_of_what_is_open(made: list[tuple[int, int, float]], paid: int) -> None:
     debts, clock = Debts(limits=LIMITS), 0.0
     owed = []
-    for who, size, later_s in made:
+    for caller, size, later_s in made:
         clock += later_s
-        owed.append(debts.owe(f"d{who}", f"c{who}", size, clock))
+        owed.append(debts.owe(f"d{caller}", f"c{caller}", size, clock))
     for debt in owed[:paid]:
         debts.paid(debt)
     assert debts.total_bytes == sum(debt.size_bytes for debt in owed[paid:])

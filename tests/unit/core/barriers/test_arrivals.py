@@ -215,7 +215,7 @@ def test_the_number_of_open_rounds_of_a_job_is_bounded(book: BarrierBook) -> Non
     add(book, arrival(0, round=MAX_OPEN_ROUNDS + 1))
 
 
-# -- the book ---------------------------------------------------------------------------------
+# -- the book of open rounds ------------------------------------------------------------------
 
 
 def test_rounds_are_kept_apart_by_job_name_generation_and_round(book: BarrierBook) -> None:

@@ -1,4 +1,4 @@
-"""Replicas with lagging views and books of their own, interleaved at every transaction."""
+"""Replicas with lagging views and their own books of open rounds, interleaved at every transaction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Replica:
 
 
 class Race:
-    """Three ranks that meet again and again, and replicas that may know little of it."""
+    """Three ranks that meet repeatedly, and replicas whose views may lag far behind."""
 
     def __init__(self) -> None:
         self.store = Store()
@@ -46,18 +46,18 @@ class Race:
         self.replicas = [Replica(Observer(self.store)) for _ in range(REPLICAS)]
         self.results: dict[tuple[int, int], BarrierOutcome] = {}
         self.told: dict[tuple[int, int], set[int]] = {}
-        """By rank and generation: the rounds whose outcome it was told."""
+        """By rank and generation: the rounds whose outcome the rank received."""
 
     def generation(self) -> int:
         return not_none(self.store.live.head()).record.generation
 
     def round_of(self, rank: int) -> int:
-        """Return the round that this rank comes to next: after the last that it was told of."""
+        """Return the rank's next round: the one after the newest outcome it received."""
         rounds = self.told.get((rank, self.generation()), set())
         return max(rounds, default=0) + 1
 
     def arrive(self, rank: int, at: int, timeout_ms: int) -> None:
-        """Rank `rank` arrives through replica `at`, or gets the outcome that is there already."""
+        """Rank `rank` arrives through replica `at`, or receives the outcome that is already written."""
         replica, generation = self.replicas[at], self.generation()
         key = BarrierKey("job", "b", generation, self.round_of(rank))
         end = ended(replica.observer.job, key)
@@ -97,7 +97,7 @@ class Race:
         under_way = self.replicas[at].under_way
         if not under_way:
             return
-        txn = under_way[index % len(under_way)]  # it stays: an answer may be lost
+        txn = under_way[index % len(under_way)]  # stays in the list: its answer may be lost
         before = self.generation()
         if not self.store.execute(txn).succeeded:
             return
@@ -105,7 +105,7 @@ class Race:
         self.judge()
 
     def judge(self) -> None:
-        """Every outcome is written once, in the generation that lasts, and the floor only rises."""
+        """Assert that each outcome is written once, in the current generation, and that the floor only rises."""
         view = self.store.live.view
         for generation in map(int, view.names(JOB.barrier_name("b"))):
             floor = view.record(JOB.barrier_floor("b", generation), BarrierFloor)
@@ -127,7 +127,7 @@ class Race:
 
 
 def steps(seed: int) -> Iterator[tuple[object, ...]]:
-    """Yield what happens, one thing after another; the same for the same seed."""
+    """Yield random events, deterministic for each seed."""
     rng = random.Random(seed)
     timeouts = rng.choice([[0], [0, 50], [50]])
     for _ in range(rng.randrange(20, 120)):
@@ -169,7 +169,7 @@ def run(seed: int) -> Race:
 
 def test_release_and_break_exclude_each_other_and_no_round_is_lost() -> None:
     ended_as = Counter(outcome.result for seed in range(SEEDS) for outcome in run(seed).results.values())
-    # the test is worth something only if all of it happens often
+    # the test is meaningful only if every result occurs often
     assert min(ended_as[result] for result in BarrierResult) > SEEDS / 10, ended_as
 
 

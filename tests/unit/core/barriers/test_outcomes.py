@@ -34,7 +34,7 @@ from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, le
 
 
 class Meeting:
-    """A world of `size` members of one rank each, and the book of one replica."""
+    """A world of `size` members of one rank each, and one replica's book of open rounds."""
 
     def __init__(self, size: int = 3) -> None:
         self.store = Store()
@@ -257,14 +257,14 @@ def test_a_release_races_a_newer_head_and_loses(meeting: Meeting) -> None:
 
 
 def test_an_old_release_comes_after_a_newer_one(meeting: Meeting) -> None:
-    """Its answer was lost while the round was still open, and others have gone on since."""
+    """t1: the release of round 1 is decided. t2: rounds 1 and 2 are released. t3: the first release arrives."""
     late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
     meeting.release(1)
     meeting.release(2)
     assert not meeting.store.execute(not_none(late.txn)).succeeded, "its outcome is gone, the floor is not"
 
 
-# -- what has ended ---------------------------------------------------------------------------
+# -- ended rounds -----------------------------------------------------------------------------
 
 
 def test_an_arrival_for_a_finished_round_gets_its_outcome(meeting: Meeting) -> None:
@@ -338,7 +338,7 @@ def test_the_counter_shows_who_is_missing_and_never_goes_back(meeting: Meeting) 
     assert meeting.store.job().view.get(key) is None
 
 
-# -- who writes -------------------------------------------------------------------------------
+# -- the replica that writes ------------------------------------------------------------------
 
 
 def test_the_ready_replicas_write_one_after_another_in_an_order_of_the_key() -> None:

@@ -1,4 +1,4 @@
-"""Between a decision and its transaction anything may happen; what the decision read is compared."""
+"""A transaction compares every key its decision read, so any relevant write in between makes it fail."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def unpin(job: Job) -> Decision:
     return decide_unpin(job.store.job(), step=20, attempt="x20")
 
 
-# -- what happens in between ------------------------------------------------------------------
+# -- writes between decision and transaction --------------------------------------------------
 
 
 def aborted(job: Job) -> None:
@@ -109,7 +109,7 @@ def committed(job: Job) -> None:
 
 
 def another_world(job: Job) -> None:
-    """The head alone: what was open in the old generation is aborted only later."""
+    """Write only the new head: the old generation's open attempts are aborted later."""
     job.store.put(JOB.head, not_none(job.store.job().head()).record)
 
 
@@ -130,7 +130,7 @@ def another_begins(job: Job) -> None:
 
 
 def later_commit(job: Job) -> None:
-    """Only that: what else is complete stays as it is."""
+    """Commit step 80 only: other complete saves stay uncommitted."""
     record = job.begin(step=80, attempt="x80")
     for rank in range(3):
         job.ack(rank, 80, "x80")
@@ -218,7 +218,7 @@ def _txn(decision: Decision) -> Txn:
 
 
 def test_what_the_last_acks_complete_meanwhile_is_committed_and_not_closed() -> None:
-    """The leader looks, the last ack and the seal come, and only then its abort arrives."""
+    """t1: the leader decides the abort. t2: the last ack and the seal arrive. t3: the abort arrives and fails."""
     job = Job()
     record = job.begin(step=40, attempt="x40")
     for rank in range(record.ranks - 1):

@@ -55,7 +55,7 @@ def test_parts_that_come_before_the_commit_count_after_it(job: KeptJob) -> None:
 
 
 def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
-    """Each decides on a view without the other's part; whoever looks next finds both."""
+    """Each replica decides on a view without the other's part; the next decision finds both."""
     job = KeptJob(20, a=2)
     report(job, rank=None, digest="m")
     old = job.store.job()
@@ -88,9 +88,9 @@ def test_what_is_no_copy_of_this_is_refused(
 
 @pytest.mark.parametrize("state", [TierState.DELETING, TierState.REMOVED, TierState.CORRUPT])
 def test_an_incremental_is_not_copied_to_where_its_base_goes_from(job: KeptJob, state: TierState) -> None:
-    """Whoever removes the base's bytes there may be late, and would remove what the copy brought of them.
+    """A late removal of the base's bytes on that tier would also remove the base's images that the copy brought.
 
-    One that was given up, and adopted after its base left that tier, can be such.
+    For example: an aborted Incremental, adopted after its base left that tier.
     """
     job.save_and_copy(20, 40)
     job.incremental(60, 40)
@@ -107,7 +107,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(job: KeptJob, 
     ):
         with pytest.raises(CheckpointError, match=why):
             job.store.settle(partial(decide_report_copy, request=request))
-    # what a coordinator of before this rule let in
+    # a coordinator older than this rule accepted such a copy
     job.store.put(JOB.copy(*where, "s3", 0), Copy(digest="d0", path="s3://b/x"))
     job.store.put(JOB.copied_seal(*where, "s3"), Copy(digest="m", path="s3://b/x"))
     assert next_tier(job.store.job()).txn is None
@@ -115,7 +115,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(job: KeptJob, 
 
 
 def test_what_a_copy_brings_of_its_bases_goes_with_them(job: KeptJob) -> None:
-    """The base was saved before there was a second storage: its own copy is never begun there."""
+    """The base was saved before the second storage existed, so the base itself is never copied there."""
     job.save(20)
     job.incremental(40, 20)
     job.incremental(60, 40)
@@ -162,7 +162,7 @@ def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back(job: KeptJob) ->
 
 @pytest.mark.parametrize("part_first", [True, False])
 def test_the_last_part_against_the_deletion(part_first: bool) -> None:
-    """The tier and the tombstone compare the same record: one of the two comes first."""
+    """The tier and the tombstone compare the same record, so the later of the two fails."""
     job = KeptJob(20, 40)
     report(job, rank=None, digest="m")
     request = CopyRequest(step=20, attempt="x20", tier="s3", root="s3://b", rank=0, digest="d0")
@@ -176,7 +176,7 @@ def test_the_last_part_against_the_deletion(part_first: bool) -> None:
     assert not part_first or tiers["s3"].state is TierState.DELETING, "its bytes go with the rest"
 
 
-# -- where a world may begin ------------------------------------------------------------------
+# -- restore points of a world ----------------------------------------------------------------
 
 
 def test_a_record_of_before_there_were_tiers_is_on_one_that_all_reach(job: KeptJob) -> None:
@@ -199,7 +199,7 @@ def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -
 
 
 def test_a_world_goes_back_to_what_survived_the_loss_of_a_host(job: KeptJob) -> None:
-    """Host a has 40 alone; 20 is on s3 as well. Host b takes over: it begins at 20, and says so."""
+    """Step 40 is on host a only; step 20 is also on s3. Host b replaces a: the world begins at 20 and reports it."""
     for step in (20, 40):
         job.save(step, tier="disk", shared=False)
     job.copy(20)
@@ -230,7 +230,7 @@ def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state(jo
 
 
 def adopted(job: KeptJob) -> None:
-    """Let 20 be one that was given up, of which nothing but the record is left, and that storage had."""
+    """Let step 20 be aborted, so that only its record is left, then adopted from storage."""
     job.begin(step=20, attempt="x20")
     for rank in range(2):
         job.ack(rank, step=20, attempt="x20")
@@ -248,7 +248,7 @@ def test_an_adopted_checkpoint_whose_acks_are_gone_is_copied() -> None:
             report(job, rank=rank, digest=digest)
     report(job, rank=0, digest="d0")
     with pytest.raises(Conflict, match="has digest d0, and d1 is reported"):
-        report(job, rank=0, digest="d1")  # only one of them is what its manifest names
+        report(job, rank=0, digest="d1")  # the manifest names only one of them
     for part, named in ((0, "d0"), (1, "d1"), (None, "m")):
         report(job, rank=part, digest=named)
     report(job, rank=0, digest="d0")

@@ -40,18 +40,18 @@ def begins_at(job: KeptJob) -> int | None:
 
 
 def reported(job: KeptJob, step: int, *hosts: str, generation: int | None = None, **more: Any) -> None:
-    """Leave what these hosts found in the view, as if all had decided before they saw each other's."""
+    """Write these hosts' corruption reports, as if each host had decided without seeing the others'."""
     where = job.record(step).where if generation is None else (step, generation, f"x{step}")
     for host in hosts:
-        word = CorruptionReport(
+        report = CorruptionReport(
             **{"corrupt": True, "reason": "a bit", "found_generation": 1, "found_step": step, **more}
         )
-        job.store.put(JOB.suspect(*where, "primary", host), word)
+        job.store.put(JOB.suspect(*where, "primary", host), report)
 
 
 @pytest.fixture
 def job() -> KeptJob:
-    """A job on two hosts that began its second generation at step 40."""
+    """Return a job on two hosts that began its second generation at step 40."""
     job = KeptJob(20, 40, a=1, b=1)
     job.next_world()
     assert begins_at(job) == 40
@@ -78,7 +78,7 @@ def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> Non
 
 
 def refuted(job: KeptJob) -> None:
-    """Let host-a report damage of one object, and host-b read it as it was saved."""
+    """Let host-a report damage of one object, and host-b read the object as sound."""
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", sound=True, object=ONE)
 
@@ -96,7 +96,7 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
 
 
 def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
-    """Of a host that was refuted as of any other: neither stands for the other one."""
+    """Even from a refuted host: a refutation is for one object only."""
     refuted(job)
     job.damage(40, "host-a", object=TWO)
     assert [c.object for c in tasks(job.store.job(), "host-b")] == [TWO]
@@ -112,7 +112,7 @@ def test_a_second_host_that_finds_the_refuted_object_damaged_confirms_it(job: Ke
 
 
 def test_one_sound_read_refutes_no_two_hosts(job: KeptJob) -> None:
-    """Both have reported, and the transaction that confirms it is under way."""
+    """Both hosts have reported, and the confirming transaction is on its way."""
     reported(job, 40, "host-a", "host-c", object=ONE)
     assert job.damage(40, "host-b", sound=True, object=ONE).state is CORRUPT
 
@@ -124,7 +124,7 @@ def test_hosts_without_number_that_find_the_same_make_no_transaction_too_large(j
 
 
 def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
-    """Whoever comes back first may be the one that can look."""
+    """The first host that returns may be able to verify."""
     job = KeptJob(20, a=1, b=1)
     job.damage(20, "host-a")
     for name in ("a", "b"):
@@ -146,7 +146,7 @@ def on_own_disks() -> KeptJob:
 
 
 def beside_a_standby() -> KeptJob:
-    """It has no process that looks: only hosts with a rank in the world do."""
+    """Return a job on host-a and a standby on host-b, which cannot verify: only hosts with a rank in the world can."""
     job = KeptJob(20, 40, a=1)
     register(job.store, "b")
     job.plan()
@@ -168,7 +168,7 @@ def test_the_leader_confirms_when_the_second_host_has_gone(job: KeptJob) -> None
 
 
 def test_a_host_that_comes_meanwhile_may_look_first(job: KeptJob) -> None:
-    """Alone it was confirmed; somebody came before the transaction: it waits for that one's word."""
+    """t1: host-a, alone, decides to confirm its report. t2: c registers. t3: the write fails; c verifies first."""
     job.damage(40, "host-a")
     leave(job.store, "b")
     report = DamageReport(step=40, attempt="x40", host="host-a", reason="a bit")
@@ -202,7 +202,7 @@ def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
         job.damage(40, "a/b")
 
 
-# -- what follows -----------------------------------------------------------------------------
+# -- consequences of a confirmed report -------------------------------------------------------
 
 
 def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(job: KeptJob) -> None:
@@ -220,7 +220,7 @@ def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(jo
 def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(
     job: KeptJob, waits: int
 ) -> None:
-    """The generation waits for the bytes; or nobody did when they were found damaged, and then a member dies."""
+    """Either the generation waits for the damaged bytes (2), or none does, and then a member dies (0)."""
     for step in (20, 40):
         job.damage_confirmed(step, generation=waits)
     if not waits:
@@ -241,7 +241,7 @@ def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job:
     job.sound()
 
 
-# -- who must look, and who cannot ----------------------------------------------------------------
+# -- hosts that must verify, and hosts that cannot ------------------------------------------------
 
 
 def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
@@ -254,7 +254,7 @@ def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
 
 
 def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
-    """A member has gone, and a host that never had a rank stands by: it may get one."""
+    """A member has left, and a standby host that never had a rank may get one, and then verify."""
     register(job.store, "c")
     job.damage(40, "host-a")
     leave(job.store, "b")
@@ -264,16 +264,16 @@ def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
 def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJob) -> None:
     job.damage(40, "host-a", generation=2, object=ONE)
     job.damage(40, "host-a", generation=0, object=TWO)
-    (word,) = reports(job.store.job(), job.record(40), "primary")
-    assert (word.record.generation, word.record.object) == (2, ONE)
+    (report,) = reports(job.store.job(), job.record(40), "primary")
+    assert (report.record.generation, report.record.object) == (2, ONE)
     job.damage(40, "host-b")
     assert "is corrupt" in plan(job.store, job.epoch).reason
 
 
 def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
-    """Two who read it by step had confirmed the damage before the rank that waits for it said so.
+    """t1: two hosts that read the checkpoint by step confirm the damage. t2: the rank restoring it reports it too.
 
-    Until then the generation goes on, which has read it.
+    Its generation, which has read those bytes, continues until t2.
     """
     job.damage_confirmed(40)
     assert job.record(40).state is CORRUPT
@@ -324,7 +324,7 @@ def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> N
 
 @pytest.fixture
 def chain() -> KeptJob:
-    """A Full of step 40 with Incrementals at 60, 80 and 100, each on the one before; all copied but the last."""
+    """Return a Full of step 40 and Incrementals at 60, 80 and 100, each on the one before; all copied but the last."""
     job = KeptJob(20, 40, a=1, b=1)
     for step in (60, 80, 100):
         job.incremental(step, step - 20)
@@ -339,7 +339,7 @@ def in_step(job: KeptJob, step: int) -> str:
 
 
 def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> None:
-    """Read in step 80, damaged in step 40: 40 to 80 need it; 100 may have it anew."""
+    """The object was read for step 80 and lies in step 40. Steps 40 to 80 need it; 100 may have its own copy."""
     chain.damage(80, "host-a", object=in_step(chain, 40))
     view = chain.store.job()
     assert [step for step in (20, 40, 60, 80, 100) if has_open_report(view, chain.record(step))] == [
@@ -414,7 +414,7 @@ def test_the_other_copy_of_what_is_reported_does_not_go_either() -> None:
 
 
 def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_go() -> None:
-    """It was under way when the base was found damaged, and need not have those bytes; or it has them."""
+    """The base was found damaged during the save of step 60, which may or may not use the damaged bytes."""
     job = KeptJob(20, 40, a=1, b=1)
     job.incremental(60, 40)
     job.damage_confirmed(40, object=in_step(job, 40))
@@ -427,12 +427,12 @@ def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_g
 
 
 def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
-    """Step 100 has its base's images on the tier, and the base itself comes there later."""
+    """Step 100 has its base's images on the tier before the base itself is copied there."""
     record = chain.record(100)
-    word = CorruptionReport(
+    report = CorruptionReport(
         corrupt=True, reason="a bit", object=in_step(chain, 40), found_generation=1, found_step=100
     )
-    chain.store.put(JOB.suspect(100, record.generation, "x100", "primary", "host-a"), word)
+    chain.store.put(JOB.suspect(100, record.generation, "x100", "primary", "host-a"), report)
     chain.damage(100, "host-b", sound=True, object=in_step(chain, 40))
     assert not has_open_report(chain.store.job(), chain.record(100))
 

@@ -1,4 +1,4 @@
-"""What an attempt leaves when it is given up, and what an Incremental needs of those that it uses."""
+"""Keys that an aborted attempt leaves, and an Incremental's needs of the attempts that it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.core.checkpoint_job import ROOT, Job
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB
 
-# -- acks of what was given up ------------------------------------------------------------------
+# -- acks of an aborted attempt -----------------------------------------------------------------
 
 
 def test_the_acks_of_an_attempt_go_when_it_is_given_up() -> None:
@@ -52,15 +52,15 @@ def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
     ],
 )
 def test_an_incremental_is_not_begun_on_what_leaves_a_tier(tier: str, why: str) -> None:
-    """Its chunks lie beside those of its base; and where the base leaves, it could never be copied to."""
+    """Its chunks lie on its base's tier, and it could never be copied to a tier that the base leaves."""
     job = KeptJob()
     job.save_and_copy(20, 40)
     for finished in (False, True):
         job.delete(20, finished=finished, tier=tier)
         assert job.record(20).state is CheckpointState.COMMITTED
-        with pytest.raises(Refused, match=why) as told:
+        with pytest.raises(Refused, match=why) as refused:
             job.incremental(60, 20)
-        assert told.value.hint == "save a Full"
+        assert refused.value.hint == "save a Full"
     assert job.incremental(60, 40).state is CheckpointState.COMMITTED
     job.copy(60)
 
@@ -88,13 +88,15 @@ def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way
 
 
 def test_an_incremental_is_not_begun_on_what_somebody_reports_as_corrupt() -> None:
-    """It would be as damaged as its base, if that is true."""
+    """If the report is true, the Incremental would be damaged too."""
     job = KeptJob(a=1, b=1)
     job.save_and_copy(20, 40)
     job.incremental(60, 40)
     job.damage(40, tier="s3")
     for base in (40, 60):
-        with pytest.raises(Refused, match="step 40, which the base needs, was found damaged on s3") as told:
+        with pytest.raises(
+            Refused, match="step 40, which the base needs, was found damaged on s3"
+        ) as refused:
             job.incremental(80, base)
-        assert told.value.hint == "save a Full"
+        assert refused.value.hint == "save a Full"
     job.incremental(80, 20)

@@ -50,8 +50,8 @@ def new_job(store: Store) -> JobView:
 
 
 def fork(job: KeptJob, *, into: str = "new", source: str = "job", **which: Any) -> None:
-    wanted = which or {"step": 20}
-    fields = {"step": 0, **wanted}
+    selected = which or {"step": 20}
+    fields = {"step": 0, **selected}
     keys = KEYS.job(into)
     job.store.settle(
         lambda v: decide_fork(JobView(v.view, keys), JobView(v.view, KEYS.job(source)), **fields)
@@ -164,8 +164,8 @@ def test_a_fork_between_the_look_and_the_end_of_its_job_stops_that(job: KeptJob)
 
 
 def rewind(job: KeptJob, step: int, generation: int | None = None) -> None:
-    asked = job.author(0).generation if generation is None else generation
-    job.store.settle(lambda v: decide_rewind(v, generation=asked, step=step, who="ada"))
+    expected = job.author(0).generation if generation is None else generation
+    job.store.settle(lambda v: decide_rewind(v, generation=expected, step=step, who="ada"))
     job.sound()
 
 
@@ -183,7 +183,7 @@ def test_the_next_generation_begins_there_and_nothing_is_saved_before(job: KeptJ
     job.plan()
     assert generation(job) == (2, 20)
     assert job.store.job().rewind() is None
-    rewind(job, 20, generation=1)  # a retry whose first try came about
+    rewind(job, 20, generation=1)  # a retry after a first try that succeeded
     job.plan()
     assert generation(job) == (2, 20)
     with pytest.raises(StaleGeneration):
@@ -220,7 +220,7 @@ def test_one_may_go_back_and_then_forward_again(job: KeptJob) -> None:
 
 
 def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob) -> None:
-    """The begin compares that nobody asks to go back, so of the two writes the second one fails."""
+    """The begin compares that no rewind is requested, so the second of the two writes fails."""
     request = BeginRequest(
         author=job.author(0), step=60, type=CheckpointType.FULL, root=ROOT, attempt=AttemptId("x60")
     )
@@ -229,7 +229,7 @@ def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob
     assert not job.store.execute(begin).succeeded
 
 
-# -- a fork counts as what was saved --------------------------------------------------------------
+# -- a fork counts as a save ----------------------------------------------------------------------
 
 
 class Forked(KeptJob):
@@ -288,7 +288,7 @@ def test_a_job_begun_anew_gives_its_fork_up_with_the_rest() -> None:
     assert superseded(job.store.job(), job.record(20))
 
 
-# -- a rewind ends --------------------------------------------------------------------------------
+# -- the end of a rewind --------------------------------------------------------------------------
 
 
 def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(job: KeptJob) -> None:

@@ -1,7 +1,7 @@
-"""The interleavings of PROTOCOLS 8 beside a save: who deletes, reads, builds on, copies, doubts and goes back.
+"""Interleavings of PROTOCOLS 8 other than a save's: deletion, reads, Incrementals, copies, corruption reports, rewinds.
 
-Everybody decides on a view that lags, and every write arrives late and in any order. What must never have
-been is judged by the simulation's own rules, at every transaction that took effect.
+Every actor decides on a lagging view, and every write arrives late and in any order. After each transaction
+that took effect, the simulation's own rules check the invariants.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ REMOVES = ("mark", "delete", "delete-tier")
 def test_who_needs_it_and_who_removes_it_at_the_same_moment(
     needs: str, removes: str, needs_first: bool
 ) -> None:
-    """Both decide on the same view; whichever comes first, the other is refused or does no harm.
+    """Two actors decide on the same view; whichever write comes first, the other is refused or harmless.
 
-    A search at random comes upon few of these pairs; here each is met. What is needed is the one that
-    goes, or the one whose being there lets it go.
+    A random search meets few of these pairs; here each is met. The needed checkpoint is the removed one (0),
+    or the one whose existence permits the removal (3).
     """
     for needed in (0, 3):
         race = Race()
@@ -167,7 +167,7 @@ WHAT = (
 
 @pytest.mark.parametrize("seed", range(100))
 def test_no_seed_takes_away_what_somebody_needs(seed: int) -> None:
-    """Evenly drawn, unlike what hypothesis tries: an Incremental on a copy that goes comes up in one of ten."""
+    """Acts are drawn evenly, unlike hypothesis's: one seed in ten saves an Incremental on a copy being removed."""
     rng, race = random.Random(seed), Race()
     for _ in range(40):
         observer = race.observers[rng.randrange(3)]
@@ -175,11 +175,11 @@ def test_no_seed_takes_away_what_somebody_needs(seed: int) -> None:
         head = race.store.job().head()
         if head is None or head.record.forming:
             break  # every checkpoint is corrupt, and the job has failed
-        what = rng.choice(WHAT)
-        if what == "world":
+        act = rng.choice(WHAT)
+        if act == "world":
             race.next_world()
         else:
-            race.act(observer.job, what, rng.randrange(6))
+            race.act(observer.job, act, rng.randrange(6))
         if rng.random() < 0.5:
             race.arrive(rng.randrange(6))
     while race.under_way:

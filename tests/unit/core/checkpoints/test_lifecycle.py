@@ -82,7 +82,7 @@ def test_a_root_is_where_a_storage_may_be(job: Job, root: str) -> None:
     ],
 )
 def test_what_no_begin_may_name_is_refused(job: Job, wrong: dict[str, Any], why: str) -> None:
-    """The catalog's paths are shown, and read by people: no foreign scheme, no secret, no control."""
+    """The catalog's paths are shown to people: no unknown scheme, no secret, no control character."""
     with pytest.raises(InvalidArgument, match=why):
         job.begin(**wrong)
 
@@ -347,7 +347,7 @@ def test_a_part_of_the_state_is_never_latest(job: Job, kind: CheckpointType) -> 
 
 
 def test_nothing_of_an_ended_generation_commits(job: Job) -> None:
-    """A save is complete, and the head of the next generation comes before its commit."""
+    """A save is complete, but the next generation's head is written before its commit."""
     author, record = job.author(0), job.begin()
     for rank in range(3):
         job.ack(rank)

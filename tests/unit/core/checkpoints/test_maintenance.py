@@ -119,7 +119,7 @@ def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_late
 
 
 def given_up_incremental() -> KeptJob:
-    """Return a job with a Full 20, an Incremental 40 of it, and one of that, 60, that was given up."""
+    """Return a job with a Full 20, an Incremental 40 on it, and an aborted Incremental 60 on that."""
     job = KeptJob(20)
     kind = CheckpointType.INCREMENTAL
     job.save(40, "x40", type=kind, base_step=20, base_attempt="x20")

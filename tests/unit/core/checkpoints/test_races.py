@@ -1,4 +1,4 @@
-"""Ranks, replicas, a leader and people, each on a view that lags, interleaved at every write."""
+"""Ranks, replicas, a leader and operators, each with a lagging view, interleaved at every write."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEPS = (20, 40, 60)
 
 @dataclass
 class History:
-    """What was ever true, to be held against what is."""
+    """Commits and acks seen so far, compared with each new state."""
 
     committed: dict[tuple[int, int], str] = field(default_factory=dict)
     latest: tuple[int, int] = (0, 0)
@@ -69,7 +69,7 @@ class History:
 
 
 class Race(Job):
-    """A job whose writes are decided on old views and arrive late and in any order."""
+    """A job whose writes are decided on lagging views and arrive late, in any order."""
 
     def __init__(self) -> None:
         super().__init__(a=2, b=1)
@@ -123,7 +123,7 @@ class Race(Job):
             self.take(decide_abort(job, author=author, step=step, attempt=attempt, reason="r"))
 
     def complete(self, step: int) -> None:
-        """Bring a save as far as the commit, which is left to whoever sees it."""
+        """Bring a save up to its commit, which any replica may write later."""
         author = not_none(self.author_of(self.store.job(), 0))
         held = self.store.job().checkpoint(step, author.generation)
         latest = self.store.job().latest()
@@ -159,7 +159,7 @@ class Race(Job):
                 self.take(decide_unpin(job, step=step, attempt=attempt))
 
     def new_world(self) -> None:
-        """End the generation: what was decided in it is still under way."""
+        """End the generation while transactions decided in it are still on their way."""
         leave(self.store, "b")
         register(self.store, "b")
         head = not_none(self.store.job().head())
@@ -198,8 +198,8 @@ def test_no_interleaving_breaks_what_is_promised(
     events: list[tuple[tuple[object, ...], int, int, bool, int]],
 ) -> None:
     race = Race()
-    for event, who, lag, arrives, index in events:
-        observer = race.observers[who]
+    for event, actor, lag, arrives, index in events:
+        observer = race.observers[actor]
         observer.catch_up(max(observer.view.revision, race.store.revision - lag))
         match event:
             case ("world",):
@@ -223,7 +223,7 @@ def test_no_interleaving_breaks_what_is_promised(
 @settings(max_examples=60, deadline=None)
 @given(order=st.permutations(range(8)), rank=st.integers(0, 2))
 def test_whatever_the_order_of_the_last_acks_some_view_commits(order: list[int], rank: int) -> None:
-    """Two last acks through two replicas: each decides on its own, and again on every change."""
+    """The two last acks come through two replicas; each decides alone, and again on every change."""
     job = Job(a=2, b=1)
     job.begin()
     job.ack(rank)
@@ -241,7 +241,7 @@ def test_whatever_the_order_of_the_last_acks_some_view_commits(order: list[int],
 
 
 def commits(replica: Observer) -> None:
-    """Let a replica catch up, and do what each does on a change."""
+    """Let a replica catch up and commit what is complete, as each does on a change."""
     replica.catch_up()
     for entry in replica.job.checkpoints():
         if (txn := decide_commit(replica.job, entry).txn) is not None:

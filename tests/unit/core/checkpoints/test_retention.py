@@ -33,14 +33,14 @@ from tests.unit.core.rig import JOB
 
 
 def mark(job: Job, step: int, state: CheckpointState) -> None:
-    """Let a record be in a state by hand."""
+    """Write a record's state directly."""
     found = not_none(find(job.store.job(), step))
     job.store.put(found.key, dataclasses.replace(found.record, state=state))
 
 
 @pytest.fixture
 def job() -> KeptJob:
-    """A job with three commits: 20, 40, 60."""
+    """Return a job with three commits: 20, 40, 60."""
     return KeptJob(20, 40, 60)
 
 
@@ -141,7 +141,7 @@ def test_what_comes_between_the_decision_and_its_transaction_stops_it(
 
 
 def world_restores(job: Job, generation: int, point: RestorePoint) -> None:
-    """Write what the head of a world that restores writes, by hand."""
+    """Write directly the keys that the head of a restoring world writes."""
     job.store.put(JOB.latest, latest_under(generation, point))
     job.store.put(JOB.restored(generation), Restored(step=point.step))
 

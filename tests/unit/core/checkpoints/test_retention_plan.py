@@ -25,7 +25,7 @@ GOING = CheckpointState.DELETING
 
 @pytest.fixture
 def job() -> KeptJob:
-    """A job with five commits: 20 to 100."""
+    """Return a job with five commits: 20 to 100."""
     return KeptJob(20, 40, 60, 80, 100)
 
 
@@ -37,8 +37,8 @@ def test_nothing_goes_without_a_policy_and_then_what_no_rule_keeps(job: KeptJob)
     assert job.mark() == []
     job.policy(latest=2, every_steps=50)
     assert pending(job.store.job(), now_unix_ms=0) == 2
-    said = job.mark()
-    assert said == [f"step {step} is to be deleted: no rule keeps it" for step in (20, 40)]
+    marked = job.mark()
+    assert marked == [f"step {step} is to be deleted: no rule keeps it" for step in (20, 40)]
     assert job.steps() == [60, 80, 100]
     assert pending(job.store.job(), now_unix_ms=0) == 0
     for step in (20, 40):
@@ -70,21 +70,21 @@ def test_a_policy_that_is_set_again_is_not_written_again(job: KeptJob) -> None:
 
 
 def test_a_rank_of_a_generation_that_is_over_sets_no_rules(job: KeptJob) -> None:
-    frozen, wanted = job.author(0), Retention(keep=Keep(latest=1), who="rank 0")
-    late = decide_set_retention(job.store.job(), wanted, author=frozen).txn
+    frozen, policy = job.author(0), Retention(keep=Keep(latest=1), who="rank 0")
+    late = decide_set_retention(job.store.job(), policy, author=frozen).txn
     job.another_generation()
     assert not job.store.execute(not_none(late)).succeeded, "it decided before its generation was over"
     with pytest.raises(StaleGeneration):
-        job.store.settle(lambda v: decide_set_retention(v, wanted, author=frozen))
-    job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))
+        job.store.settle(lambda v: decide_set_retention(v, policy, author=frozen))
+    job.store.settle(lambda v: decide_set_retention(v, policy, author=job.author(0)))
     assert not_none(retention(job.store.job())).record.keep == Keep(latest=1)
 
 
 def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
     job.policy({"s3": Keep(latest=9)}, latest=2)
-    wanted = Retention(keep=Keep(latest=1), who="rank 0")
+    policy = Retention(keep=Keep(latest=1), who="rank 0")
     for _ in range(2):
-        job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))
+        job.store.settle(lambda v: decide_set_retention(v, policy, author=job.author(0)))
     held = not_none(retention(job.store.job()))
     assert (held.record.keep, held.record.tiers) == (Keep(latest=1), {"s3": Keep(latest=9)})
 
@@ -129,7 +129,7 @@ def test_what_somebody_needs_stays_whatever_the_policy_says(
 
 
 def test_age_is_counted_by_the_clock(job: KeptJob) -> None:
-    job.policy(latest=1, age_ms=1000)  # all were made at 7 ms
+    job.policy(latest=1, age_ms=1000)  # all were committed at 7 ms
     assert job.mark(now_unix_ms=1006) == []
     assert len(job.mark(now_unix_ms=1007)) == 4
 
@@ -214,7 +214,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
 
 
 def test_a_corruption_report_that_comes_between_the_look_and_the_mark_stops_it() -> None:
-    """The newest one is what lets the others go. Found damaged meanwhile, it would leave nothing."""
+    """The newest checkpoint permits the deletion of the others; if it is damaged, no good one would be left."""
     job = KeptJob(20, 40, a=1, b=1)
     job.policy(latest=1)
     txn = tombstone(job)

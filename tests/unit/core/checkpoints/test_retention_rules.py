@@ -46,9 +46,9 @@ BACK_AT_20 = [made(20, generation=2), made(40, superseded=True), made(60, supers
         (EVERY_20, {"latest": 1, "every_steps": 50}, [60, 100, 160, 200]),
         ([made(0), *EVERY_20], {"latest": 1, "every_steps": 100}, [0, 100, 200]),
         (EVERY_20, {"latest": 1, "age_ms": 50 * HOUR_MS, "now_h": 200}, [160, 180, 200]),
-        # parts are counted beside whole states
+        # partial states are counted separately from whole ones
         ([made(3, generation=3), *MODELS, *INCREMENTALS], {"latest": 1}, [2, 5]),
-        # of a history that was given up: 20 counts in generation 2, and as many newer ones as wanted must be there
+        # an abandoned history: 20 counts in generation 2; superseded ones stay until it has `latest` checkpoints
         (BACK_AT_20, {"latest": 2}, [20, 40, 60]),
         ([*BACK_AT_20, made(30, generation=2)], {"latest": 2}, [20, 30]),
     ],

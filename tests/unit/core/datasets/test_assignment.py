@@ -162,8 +162,10 @@ def test_over_many_replacements_only_the_share_of_the_replaced_moves() -> None:
         assignment = divided(
             tuple(sorted(map(WorkerId, workers))), shards, assignment, epoch=1, generation=turn
         )
-        gone = set(before) - set(workers)
-        assert all(old == new or old in gone for old, new in zip(before, owners_of(assignment), strict=True))
+        departed = set(before) - set(workers)
+        assert all(
+            old == new or old in departed for old, new in zip(before, owners_of(assignment), strict=True)
+        )
     assert sum(map(len, assignment.moved.values())) == fresh
     assert len(set(assignment.seats.values())) == 20
 

@@ -17,7 +17,7 @@ HUNDRED = [f"node-{index:03d}" for index in range(100)]
 
 
 def as_published(workers: list[str], shards: int) -> list[str]:
-    """The definition of docs/ring.md, word by word."""
+    """Return the assignment by the definition in docs/ring.md, word by word."""
     points = sorted(
         (xxhash.xxh3_64(f"member/{w}/{k}".encode()).intdigest() >> 11, w) for w in workers for k in range(32)
     )
@@ -36,7 +36,7 @@ def moves(one: list[str], other: list[str]) -> int:
     return sum(a != b for a, b in zip(one, other, strict=True))
 
 
-# -- homes ------------------------------------------------------------------------------------
+# -- home workers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [["a"], ["a", "b", "c"], HUNDRED[:17]])
@@ -111,10 +111,10 @@ def test_the_bound_is_five_percent_or_rounding_up(workers: int, shards: int, mos
 def test_a_member_that_leaves_moves_its_share_and_nothing_else(count: int, shards: int) -> None:
     before = divided(HUNDRED[:count], shards)
     share = Counter(before)
-    for gone in range(0, count, 7):
-        left = HUNDRED[:gone] + HUNDRED[gone + 1 : count]
+    for departed in range(0, count, 7):
+        left = HUNDRED[:departed] + HUNDRED[departed + 1 : count]
         after = divided(left, shards, before)
-        assert moves(before, after) == share[HUNDRED[gone]]
+        assert moves(before, after) == share[HUNDRED[departed]]
         assert max(Counter(after).values()) <= bound(count - 1, shards)
 
 

@@ -1,4 +1,4 @@
-"""When an accelerator is not to be trained on."""
+"""Readings that make an accelerator unfit for training."""
 
 from __future__ import annotations
 

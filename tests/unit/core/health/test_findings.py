@@ -1,4 +1,4 @@
-"""What is wrong with a job: findings, each with the sentence that everybody shows."""
+"""Findings of a job's faults, each with the one sentence that every view shows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_healthy_job_has_no_findings() -> None:
     assert diagnose([]).says == ""
 
 
-# -- ranks that stand still
+# -- stalled ranks
 
 
 def test_the_rank_that_holds_up_the_others_is_named() -> None:
@@ -104,7 +104,7 @@ def test_the_sentence_of_a_stall(ranks: list[RankReport], says: str) -> None:
     assert len(found.stalled) == len(ranks)
 
 
-# -- before that is a stall
+# -- late ranks, before the stall limit
 
 
 def late(rank: int, activity: str = "collective", **more: object) -> RankReport:
@@ -226,11 +226,11 @@ def test_slow_ranks_and_sick_devices_are_named_and_then_counted() -> None:
     assert found.scores[0].relative == found.scores[0].own == 1 / 3
 
 
-# -- the others
+# -- other findings
 
 
 def test_who_waits_for_a_rank_that_moves_is_not_blamed() -> None:
-    """Rank 0 evaluates for long, and moves all the time."""
+    """Rank 0 evaluates for a long time, with steady progress; the others wait for it."""
     moves = RankReport(rank=0, step=7, phase="eval 3/10", age_ms=100)
     waiting = [replace(report(rank, stalled_s=60), waits=True) for rank in (1, 2, 3)]
     assert blame([moves, *waiting]) == NOBODY

@@ -1,4 +1,4 @@
-"""Goodput: every second is booked once, and over all generations."""
+"""Goodput: every second of all generations is booked once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_time_is_booked_under_what_it_was_spent_on() -> None:
 def test_what_was_trained_after_the_checkpoint_is_lost() -> None:
     first = Ledger(since_s=0.0)
     first.enter(STEP, 1.0)
-    text = first.saved(11.0, 1011.0)  # saved at 1011; it trains on, and dies at 1015
-    second = Ledger(since_s=500.0)  # of another host; its clock began at 1018
+    text = first.saved(11.0, 1011.0)  # saved at 1011; the rank trains on and dies at 1015
+    second = Ledger(since_s=500.0)  # on another host, whose clock began at 1018
     second.enter("restore", 501.0)
     second.go_on(text, lost_since_unix_s=0.0, began_unix_s=1016.0, now_s=501.0, now_unix_s=1019.0)
     found = second.goodput(502.0)

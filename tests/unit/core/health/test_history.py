@@ -67,8 +67,8 @@ def test_values_that_are_no_number_are_left_out(history: JobHistory) -> None:
 
 def test_what_a_peer_recorded_fills_what_is_missing_and_nothing_else(history: JobHistory) -> None:
     history.put(T + 3, "x", 30, Kind.LAST)
-    told = Excerpt(interval_s=1, from_unix_s=T, series={"x": [1.0, math.nan, 3.0, 4.0, 5.0]})
-    history.fill(told, before_s=T + 4)
+    received = Excerpt(interval_s=1, from_unix_s=T, series={"x": [1.0, math.nan, 3.0, 4.0, 5.0]})
+    history.fill(received, before_s=T + 4)
     assert shown(history, "x", 1, T, T + 5) == [1, None, 3, 30, None]
 
 

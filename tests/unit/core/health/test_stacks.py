@@ -1,4 +1,4 @@
-"""What a dump of stacks tells: where the main thread stands, and what it does there."""
+"""Parsing of stack dumps: the main thread's position and activity."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def test_what_the_main_thread_does(stack: str, what: str) -> None:
 
 def test_a_rank_that_waits_for_a_batch_shows_it_in_its_own_stack() -> None:
     timer = ComputeTimer(Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time))
-    asked, told = threading.Event(), threading.Event()
+    requested, released = threading.Event(), threading.Event()
 
     def batches() -> Iterator[int]:
         yield 1
-        asked.set()
-        told.wait(10)
+        requested.set()
+        released.wait(10)
 
     def dump() -> str:
         with tempfile.TemporaryFile("w+") as file:
@@ -108,9 +108,9 @@ def test_a_rank_that_waits_for_a_batch_shows_it_in_its_own_stack() -> None:
     seen: list[str] = []
 
     def look() -> None:
-        asked.wait(10)
+        requested.wait(10)
         seen.append(dump())
-        told.set()
+        released.set()
 
     thread = threading.Thread(target=look)
     thread.start()

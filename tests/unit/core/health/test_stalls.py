@@ -1,4 +1,4 @@
-"""When a rank stands still, whose fault it is, and who is slow."""
+"""Stalled ranks, the rank to blame for a stall, and slow ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = StallLimits.derive(5.0)
 
 
 def stepping(steps: int, each_s: float, *, phase: str = "step") -> tuple[RankPace, float]:
-    """Return a rank that did so many steps, and the time of the last."""
+    """Return a rank's pace after `steps` steps, and the time of the last step."""
     pace = RankPace()
     for step in range(steps + 1):
         pace.hear(step, phase, step * each_s)
@@ -108,11 +108,11 @@ def test_our_own_stall_is_nobody_elses() -> None:
     assert pace.stall(now + 111, LIMITS) is not None
 
 
-# -- whose fault
+# -- the rank to blame
 
 
 def ranks(count: int = 4, **odd: Mapping[int, object]) -> list[RankReport]:
-    """Return ranks that stand still at step 8; `odd`: by field, which ranks differ and how."""
+    """Return ranks stalled at step 8; `odd`: by field, the ranks that differ, and their values."""
     changes = [{name: of[rank] for name, of in odd.items() if rank in of} for rank in range(count)]
     return [
         replace(RankReport(rank=rank, step=8, phase="step", age_ms=0), **change)  # type: ignore[arg-type]  # fields by name

@@ -1,4 +1,4 @@
-"""What its steps cost a rank, and who is slow."""
+"""The compute and wait time of a rank's steps, and slow ranks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_step_told_again_and_one_that_cost_nothing_do_not_count() -> None:
 
 
 def test_the_medians_are_those_of_the_steps_of_two_seconds() -> None:
-    """Equal values and a full window are where sorted lists that follow the steps might part from them."""
+    """Equal values and a full window could make the incrementally sorted lists differ from the steps."""
     for seed in range(40):
         chance = random.Random(seed)
         found, noted, now_s = StepWindow(), [], 0.0
@@ -131,9 +131,9 @@ def test_scores_are_against_the_fastest_and_against_the_own_best_without_the_wai
     [
         ((1.0, 1.1, 0.9, 2.0, 4.0), {4: 3.64, 3: 1.82}),
         ((), {}),
-        ((1.0, 9.0), {}),  # of two nobody can say which one is slow
+        ((1.0, 9.0), {}),  # of two ranks neither is known to be the slow one
         ((1.0,) * 8, {}),
-        ((0.004, 0.004, 0.004, 0.012), {}),  # a few milliseconds accuse nobody
+        ((0.004, 0.004, 0.004, 0.012), {}),  # a few milliseconds are no evidence
         ((0.004, 0.004, 0.004, 0.018), {3: 4.5}),
         ((1, 1, 2, 2), {2: 2.0, 3: 2.0}),  # half of all may be slow
         ((1, 2, 2), {}),  # more than half are not

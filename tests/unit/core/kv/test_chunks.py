@@ -47,13 +47,13 @@ def test_a_thousand_members_are_one_transaction(store: Store, epoch: int) -> Non
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three members a chunk, and transactions of at most about two chunks."""
+    """Limit chunks to three members, and transactions to about two chunks."""
     monkeypatch.setattr(chunks, "MAX_CHUNK_MEMBERS", 3)
     monkeypatch.setattr(chunks, "MAX_BYTES", 600)
 
 
 def first_world(store: Store, epoch: int, *, settled: bool = False) -> int:
-    """Let the leader finish; return the size of the world if it is the first, as it should be."""
+    """Let the leader finish; return the size of the world, which must be generation 1."""
     carry_out(store, epoch, settled=settled)
     assert store.problems() == []
     head = not_none(store.job().head())
@@ -95,13 +95,13 @@ def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store, epo
 
 @pytest.mark.usefixtures("tiny")
 def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -> None:
-    """Its answer was lost, so the leader planned on; then it arrives after all."""
+    """t1: the leader sends a chunk and gets no answer. t2: it plans anew. t3: the first chunk arrives."""
     crowd(store, 20)
     lost = plan(store, epoch).txns
     gone(store, *range(10, 20))
     write(store, plan(store, epoch, settled=True).txns)
     (head,) = plan(store, epoch, settled=True).txns
-    write(store, lost)  # the fence and the head are as they were
+    write(store, lost)  # succeeds: the fence and the head are unchanged
     assert not store.execute(head).succeeded
     assert first_world(store, epoch, settled=True) == 10
     for txn in lost:

@@ -54,7 +54,7 @@ def test_ordinary_names_are_fine(name: str) -> None:
 
 
 def every_key() -> dict[str, str]:
-    """Return each key and folder of a job and of the cluster by the name of what builds it."""
+    """Return each key and folder of a job and of the cluster, by the name of its builder."""
     found = {}
     for prefix, keys in (("P", KEYS), ("J", JOB)):
         for name, member in inspect.getmembers(type(keys)):
@@ -64,8 +64,8 @@ def every_key() -> dict[str, str]:
             if not callable(member):
                 found[f"{prefix}.{name}"] = getattr(keys, name)
             else:
-                wanted = list(inspect.signature(member).parameters.values())[1:]
-                arguments = [7 if p.annotation == "int" else "x" for p in wanted]
+                parameters = list(inspect.signature(member).parameters.values())[1:]
+                arguments = [7 if p.annotation == "int" else "x" for p in parameters]
                 built = member(keys, *arguments)
                 found[f"{prefix}.{name}"] = built.root if isinstance(built, JobKeys) else built
     return found
@@ -85,7 +85,7 @@ def test_every_key_lies_below_the_root_and_none_has_an_empty_part() -> None:
 
 
 def test_no_key_is_a_prefix_of_another_by_accident() -> None:
-    """A folder ends in a slash; what begins with it lies in it, and nothing else does."""
+    """A folder ends in a slash; exactly the keys that begin with it lie in it."""
     assert not JOB.worker("a").startswith(JOB.root + "world")
     assert not JOB.head.startswith(JOB.worlds)
     assert not JOB.barrier_name("b2").startswith(JOB.barrier_name("b"))

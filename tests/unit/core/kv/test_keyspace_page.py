@@ -1,4 +1,4 @@
-"""docs/keyspace.md: its examples are what Strata writes, and it leaves no key out."""
+"""docs/keyspace.md: Strata writes exactly these examples, and the page covers every key."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ EXAMPLES: dict[str, Any] = {
 }
 
 NEVER = {"dry_run"}
-"""A key that is compared, and that nothing ever writes."""
+"""Keys that Strata only compares and never writes."""
 
 
 def blocks() -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ from strata.core.kv.records import (
 )
 from strata.errors import QuotaExceeded
 
-# what etcd, and those who write records, know: a revision has 64 bits, and a time is finite
+# values that etcd and the writers of records can produce: revisions of 64 bits, finite times
 st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 

@@ -44,12 +44,12 @@ from tests.unit.core.rig import Store
         ("", none_newer_in("a/", 1), True),
         ("+a/x +a/y", none_newer_in("a/", 3), True),
         ("+a/x +a/y", none_newer_in("a/", 2), False),
-        ("+a/x +a/y -a/x", none_newer_in("a/", 3), True),  # no deletes
+        ("+a/x +a/y -a/x", none_newer_in("a/", 3), True),  # a deletion does not count
         ("+a/x +a/y -a/x +a/y", none_newer_in("a/", 3), False),
     ],
 )
 def test_a_condition_holds_of_what_was_written(done: str, compare: Compare, holds: bool) -> None:
-    """Each write has a revision of its own, the first one 2; `-` is a deletion."""
+    """Each write gets its own revision, the first one 2; `+` is a put, `-` a deletion."""
     store = Store()
     for change in done.split():
         key = change[1:]

@@ -143,7 +143,7 @@ def everything(state: State) -> list[KeyValue]:
     return list(state.read(Range(key="/", range_end="0")).kvs)
 
 
-# -- what is derived --------------------------------------------------------------------------
+# -- derived values ---------------------------------------------------------------------------
 
 
 def test_what_follows_from_a_key_is_made_once_for_each_of_its_states() -> None:

@@ -1,4 +1,4 @@
-"""The list of coordinators: written when one registers or is gone, and shortened by an operator alone."""
+"""The list of coordinators: written when one registers or departs; only an operator removes entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def epoch(store: Store) -> int:
 
 
 def listed(store: Store, *, now: int = NOW) -> int:
-    """Let the leader write what is due; return how many transactions that took."""
+    """Let the leader update the list; return the number of transactions."""
     plan = plan_list(store.view(), KEYS, epoch=epoch(store), now_unix_ms=now)
     for txn in plan.txns:
         assert store.execute(txn).succeeded
@@ -105,7 +105,7 @@ def test_only_an_unreachable_one_is_forgotten(store: Store) -> None:
     forget(store, "r2")
     assert gone(store) == {}
     assert listed(store) == 0, "it does not come back by itself"
-    forget(store, "r2")  # the answer was lost
+    forget(store, "r2")  # a retry after a lost answer
     with pytest.raises(NotFound, match="no coordinator is called r2"):
         forget(store, "r2", known=False)
 

@@ -1,4 +1,4 @@
-"""etcd's quorum as a table: who is healthy, who may stall, who may be removed, and in which order."""
+"""etcd's quorum as a table: which members are healthy, may stall, may be removed, and in which order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from strata.core.leadership.etcd_quorum import (
 )
 
 LEADER = 1
-"""The id of the member that leads in every cluster below."""
+"""The id of the leading member in every cluster below."""
 
 
 def cluster(kinds: str) -> list[Peer]:
     """Return members `m1`, `m2`, … of these kinds.
 
-    `.` healthy, `x` silent, `l` learner, `?` of which no endpoint was given, `u` not started yet, `n` without
+    `.` healthy, `x` silent, `l` learner, `?` without a given endpoint, `u` not started yet, `n` without
     a leader, `t` in an older term, `e` with an error, `c` corrupt.
     """
     return [_peer(number, kind) for number, kind in enumerate(kinds, 1)]

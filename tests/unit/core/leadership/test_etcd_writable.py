@@ -1,4 +1,4 @@
-"""Whether etcd takes writes: what counts at once, what after an election, and what ends the doubt."""
+"""Whether etcd takes writes: faults that count at once or after an election, and the write that ends an outage."""
 
 from __future__ import annotations
 

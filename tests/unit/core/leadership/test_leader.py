@@ -46,7 +46,7 @@ def leading(epoch: int) -> LeaderState:
     return LeaderState(instance=ME).granted(5, 6, sent_s=0).took_lead(Epoch(epoch))
 
 
-# -- without an office ------------------------------------------------------------------------
+# -- without a term ---------------------------------------------------------------------------
 
 
 def test_a_vacant_office_is_campaigned_for_with_a_fresh_lease() -> None:
@@ -81,7 +81,7 @@ def test_a_campaign_that_succeeded_late_takes_office_or_is_taken_back(me: Leader
     assert (found.act, found.epoch) == (act, epoch)
 
 
-# -- in office --------------------------------------------------------------------------------
+# -- in a term --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_longer_lease_is_still_renewed_every_second_and_a_short_one_more_often
 def test_one_of_two_campaigns_wins() -> None:
     store, _ = store_led_by(None)
     mine, others = (
-        campaign_txn(KEYS, instance=who, replica=ReplicaId("r"), address="a:1", lease_id=lease)
-        for who, lease in ((ME, 5), (OTHER, 6))
+        campaign_txn(KEYS, instance=instance, replica=ReplicaId("r"), address="a:1", lease_id=lease)
+        for instance, lease in ((ME, 5), (OTHER, 6))
     )
     written = [store.execute(txn).succeeded for txn in (mine, others, mine)]
     assert written == [True, False, False], "nor a second time after a lost answer"
@@ -181,22 +181,22 @@ def test_who_resigns_deletes_the_key_of_its_own_epoch_only() -> None:
     assert leader_of(store.view(), KEYS) is None
 
 
-# -- what must hold over time -----------------------------------------------------------------
+# -- invariants over time ---------------------------------------------------------------------
 
 
 @dataclass
 class Etcd:
-    """The lease as etcd has it: it never ends before its TTL, counted from etcd's own receipt."""
+    """The lease at etcd: it never expires before its TTL, counted from etcd's receipt of the keepalive."""
 
     expires_s: float
     ttl_s: float
 
 
 event = st.tuples(
-    st.floats(0.05, 1.5),  # seconds until the next thing happens
+    st.floats(0.05, 1.5),  # seconds until the next event
     st.floats(0, 1.2),  # the delay of a keepalive on its way to etcd
     st.sampled_from(["answered", "lost", "lost at etcd"]),
-    st.booleans(),  # the controller turns
+    st.booleans(),  # whether the controller runs a turn
 )
 
 

@@ -1,4 +1,4 @@
-"""A replica's health, by its times: when members are better off elsewhere, when nobody is deleted."""
+"""A replica's health from its timings: when it sends members to other replicas, and when it deletes none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Active deposition, fact by fact: only one chain of them takes the lead away (PROTOCOLS 4.7)."""
+"""Active deposition, fact by fact: only one chain of facts deposes the leader (PROTOCOLS 4.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's name never silently runs nothing: commands, runs, and who comes to a job that has ended."""
+"""A start never silently runs nothing: commands, runs, and newcomers to a job that has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAIN = Command(program="/home/ada/train.py", arguments="--epochs 3", digest="a"
 LONGER = Command(program="/home/ada/train.py", arguments="--epochs 9", digest="b")
 OTHER = Command(program="/home/ada/eval.py", arguments="--epochs 3", digest="a")
 ENDED_MS = 1_764_079_320_000
-"""2025-11-25, 14:02 UTC."""
+"""The end of the job: 2025-11-25, 14:02 UTC."""
 
 
 def come(
@@ -35,7 +35,7 @@ def come(
 
 
 def trains(store: Store) -> int:
-    """Let a job have one member; return the leader's epoch, as the next ones do."""
+    """Form a job's world of one member; return the leader's epoch, as the functions below do."""
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -43,7 +43,7 @@ def trains(store: Store) -> int:
 
 
 def unfinished(store: Store) -> int:
-    """Let a job of one member end at step 20, its world forming anew."""
+    """Let the only member of a job leave after step 20, so that its world forms again."""
     epoch = trains(store)
     commit(store, 20)
     leave(store, "w0")
@@ -76,7 +76,7 @@ def phase_of(store: Store) -> JobPhase:
     return not_none(store.live.view.record(JOB.phase, JobPhase))
 
 
-# -- who comes to which job
+# -- newcomers to each kind of job
 
 FINISHED = "job job finished at 14:02 UTC on 2025-11-25 after 2,500 steps"
 BOTH = f"{FINISHED}; it ran `{TRAIN.text}`, and this is `"
@@ -92,14 +92,14 @@ OWN_HINTS = ("give the job another name", "strata jobs delete job")
         (trains, {"command": OTHER, "anew": True}, Conflict, (TRAIN.text, OTHER.text), ("--job",)),
         (trains, {"command": OTHER, "resume": True}, Conflict, (TRAIN.text, OTHER.text), ("--job",)),
         (trains, {"command": OTHER, "worker": "w0"}, Conflict, (TRAIN.text, OTHER.text), ("--job",)),
-        # another one in a job without members: nobody's end would change it, but a word does
+        # another command in a job without members: waiting changes nothing, but a flag does
         (unfinished, {"command": OTHER}, Refused, (TRAIN.text, OTHER.text), ("--job", "--new", "--resume")),
         (unfinished, {"command": LONGER, "incarnation": 3}, Conflict, (LONGER.text,), ("--job",)),
-        # a job that is done: of the same run, or of nobody knows which
+        # a job that is done: the same run, or an unknown one
         (done, {"run_id": "r1"}, JobDone, (), ("--job",)),
         (done, {"command": None, "run_id": ""}, JobDone, (), OWN_HINTS),
-        (done, {"resume": True, "incarnation": 9}, JobDone, (), ("--job",)),  # a reconnect takes nothing up
-        # ... of another run, or with another command
+        (done, {"resume": True, "incarnation": 9}, JobDone, (), ("--job",)),  # a reconnect resumes nothing
+        # a job that is done: another run, or another command
         (done, {}, Refused, (FINISHED,), ("--new", "--job")),
         (done, {"command": None}, Refused, (FINISHED,), OWN_HINTS),
         (done, {"command": LONGER}, Refused, (f"{BOTH}{LONGER.text}`",), ("--new",)),
@@ -129,8 +129,8 @@ def test_who_is_refused_is_told_why_and_what_to_do(
     with pytest.raises(error) as refused:
         come(store, **{"worker": "w1", "run_id": "r2", **newcomer})
     assert type(refused.value) is error
-    assert [word for word in says if word not in refused.value.message] == []
-    assert [word for word in hints if word not in refused.value.hint] == []
+    assert [text for text in says if text not in refused.value.message] == []
+    assert [text for text in hints if text not in refused.value.hint] == []
     if hints == OWN_HINTS:
         assert "--" not in refused.value.hint, "a program of its own has no options"
     assert (store.live.run(), store.live.view.names(JOB.workers)) == before
@@ -192,7 +192,7 @@ def test_members_that_say_no_command_are_not_compared(store: Store) -> None:
 def test_of_two_commands_that_come_at_once_one_has_the_job(
     store: Store, first: Command, second: Command
 ) -> None:
-    """Both saw the job without members; the one that is later decides again, and is refused."""
+    """Both saw the job without members; the later one decides again and is refused."""
     come(store)
     leave(store, "w0")
     late = Observer(store)
@@ -214,7 +214,7 @@ def test_a_job_that_was_named_from_its_script_has_one_member(store: Store) -> No
     assert store.live.view.names(JOB.workers) == ["w0"]
     leave(store, "w0")
     come(store, "w1", run_id="r2", sole=True)
-    come(store, "w2", run_id="r3")  # it named the job
+    come(store, "w2", run_id="r3")  # this run named the job
     assert store.live.view.names(JOB.workers) == ["w1", "w2"]
 
 
@@ -273,7 +273,7 @@ def test_a_job_that_goes_on_in_another_run_belongs_to_that_one(store: Store, epo
 
 
 def fail(store: Store, epoch: int, *, early: bool = True, code: int = 1) -> str:
-    """Let rank 0 fail, and return what the leader does then."""
+    """Let rank 0 fail; return the reason of the leader's plan."""
     world = not_none(store.live.world())
     member = world.member_of(0)
     why = "exited with 1: ModuleNotFoundError: No module named 'trch'"
@@ -312,7 +312,7 @@ def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_t
 def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
     store: Store, epoch: int, limit: int, failures: str
 ) -> None:
-    """If the last one failed early, and nothing is saved, the next run starts the job again."""
+    """If the last generation failed early and nothing is saved, the next run starts the job again."""
     come(store, max_no_progress_generations=limit)
     carry_out(store, epoch)
     for tried, how in enumerate(failures, 1):
@@ -329,7 +329,7 @@ def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
 def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
     store: Store, saved: bool
 ) -> None:
-    """Nor is `--resume` needed then: whoever runs it again has mended it."""
+    """That run needs no `--resume`: the user has presumably fixed the program."""
     epoch = unfinished(store) if saved else trains(store)
     if saved:
         come(store, "w0", run_id="r1", resume=True)
@@ -351,7 +351,7 @@ def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
 
 @pytest.mark.parametrize("on_all", [False, True])
 def test_a_newcomer_whose_rank_ends_with_78_fails_no_job(store: Store, epoch: int, on_all: bool) -> None:
-    """Nor if its fault is an error on all ranks, which compare their settings."""
+    """Nor does it if all ranks exit with 78, since they compare their settings."""
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
     come(store, "w1")
@@ -400,7 +400,7 @@ def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever(store: Store) -> None
 
 
 def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store, epoch: int) -> None:
-    """The ranks that lose their peer fail as well, in their first seconds."""
+    """The remaining ranks fail early too, because they lost their peer."""
     for worker in ("w0", "w1"):
         come(store, worker, min_workers=2, max_workers=2)
     carry_out(store, epoch)

@@ -1,4 +1,4 @@
-"""When a generation that is asked to stop ends: growing, shrinking, and every other notice; and who is on trial."""
+"""The end of a generation with a notice: growth, shrinking, every other notice; and newcomers on trial."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scaled(job: Job, generation: int) -> bool:
 
 
 def meet(job: Job, barrier: str, generation: int = 1) -> None:
-    """Let all ranks meet at a barrier."""
+    """Release a barrier at which all ranks have met."""
     released(job.store, barrier, generation)
 
 
@@ -61,7 +61,7 @@ def go(job: Job, *, asked_s: float = 0.0) -> str:
 
 
 def growing() -> Job:
-    """A world of two whose ranks heed notices, and a third member that has just come."""
+    """Return a world of two whose ranks support graceful stop, and a third member that has just registered."""
     job = Job(2, least=1)
     go(job)
     meet(job, BEGIN_BARRIER)
@@ -79,8 +79,8 @@ def test_a_world_grows_once_its_ranks_have_saved(job: Job) -> None:
     assert (
         go(job) == "generation 1 goes on with 2 members, which are asked to stop: 1 more members have settled"
     )
-    asked = not_none(job.store.live.notice(1)).record
-    assert (asked.action, asked.reason, asked.grace_ms) == (
+    notice = not_none(job.store.live.notice(1)).record
+    assert (notice.action, notice.reason, notice.grace_ms) == (
         StopAction.SCALE,
         "1 more members have settled",
         SCALE_MS,
@@ -186,7 +186,7 @@ def test_a_training_that_ends_meanwhile_is_done(job: Job) -> None:
 def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(
     job: Job, how: str, when: str
 ) -> None:
-    """It had fewer steps left than the one that was agreed on, and a rank evaluates for long."""
+    """The training ends before the agreed step, and one rank is still evaluating."""
     if when == "late":
         go(job)
     if how == "a rank is done":
@@ -204,7 +204,7 @@ def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(
 
 @pytest.mark.parametrize("supports_graceful_stop", [True, False])
 def test_a_world_of_fewer_than_the_least_members_follows_no_growth(supports_graceful_stop: bool) -> None:
-    """The least number was raised: two train on until there are as many, rather than stop for three."""
+    """The minimum is raised to 4: the two members train on until there are 4, rather than stop for three."""
     job = Job(2, least=1)
     go(job)
     if supports_graceful_stop:
@@ -221,7 +221,7 @@ def test_a_world_of_fewer_than_the_least_members_follows_no_growth(supports_grac
 
 
 def test_a_rank_that_leaves_before_another_size_has_failed(job: Job) -> None:
-    """Were it a stop, nobody would end a generation that is about to finish."""
+    """If this counted as a stop, nothing would end a generation that is about to finish."""
     go(job)
     meet(job, CLOSING_BARRIER)
     ends(job.store, 0, 75)
@@ -254,7 +254,7 @@ def test_ranks_that_saved_wait_for_the_least_number_of_members(job: Job, late: b
 def test_a_scale_notice_that_becomes_a_preemption_changes_who_leaves_and_not_the_step(
     job: Job, when: str
 ) -> None:
-    """The newcomer is meant by the preemption as well."""
+    """The preemption includes the newcomer."""
     go(job)
     if when == "after it was":
         agreed(job.store, STEP)
@@ -286,7 +286,7 @@ def test_a_drain_meanwhile_names_members_of_this_world_only(job: Job) -> None:
 
 
 def test_a_head_that_was_planned_before_the_ranks_were_asked_comes_to_nothing() -> None:
-    """One leader's view shows that nobody heeds notices, the next one's that all do: it asked them."""
+    """In the old leader's view no rank supports graceful stop; in the next leader's all do, so it writes a notice."""
     job = Job(2, least=1)
     go(job)
     register(job.store, "w2", min_workers=1, max_workers=3)
@@ -309,7 +309,7 @@ def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_not
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1)])
 def test_a_head_that_was_planned_before_a_rank_was_done_comes_to_nothing(ranks: tuple[int, ...]) -> None:
-    """In a job whose ranks do not heed notices: it would train again though all of them are done."""
+    """The ranks do not support graceful stop: such a head would train again after all ranks are done."""
     job = Job(2, least=1)
     go(job)
     register(job.store, "w2", min_workers=1, max_workers=3)
@@ -435,7 +435,7 @@ def test_a_death_after_the_first_rank_stopped_is_no_failure() -> None:
 
 
 def crash(job: StopJob, *, asked_s: float = 0.0) -> None:
-    """Let the world grow by w3, and its first rank fail."""
+    """Let the world grow by w3, and w3's first rank fail."""
     job.go(settled=True, asked_s=asked_s)
     job.agree(STEP, Verdict.NO_TIME)
     job.go(settled=True, asked_s=asked_s)
@@ -446,7 +446,7 @@ def crash(job: StopJob, *, asked_s: float = 0.0) -> None:
 
 
 def crashing() -> StopJob:
-    """A job of three with room for a fourth, which crashes as soon as it has a place."""
+    """Return a job of three of at most four members; a fourth joins, and crashes as soon as it has a place."""
     job = StopJob(3, most=4)
     job.join("w3")
     crash(job)

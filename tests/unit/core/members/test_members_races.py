@@ -1,4 +1,4 @@
-"""Registrations, hand-overs, deaths and leaves of one name, interleaved at every transaction."""
+"""Registrations, hand-overs, deaths and departures under one worker name, interleaved at every transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPLICAS = (InstanceId("i-r1"), InstanceId("i-r2"))
 
 @dataclass
 class Replica:
-    """A replica with a lagging view, which serves whoever speaks to it."""
+    """A replica with a lagging view, which serves any process."""
 
     observer: Observer
     instance: InstanceId
@@ -31,7 +31,7 @@ SEEDS = 400
 
 
 def steps(seed: int) -> Iterator[tuple[str, int, str, int]]:
-    """Yield an action, the replica that it goes through, a process, and how far that replica lags."""
+    """Yield an action, the index of its replica, a process, and that replica's lag in revisions."""
     rng = random.Random(seed)
     actions = ["register", "register", "supersede", "leave", "remove", "look"]
     for _ in range(60):
@@ -40,17 +40,17 @@ def steps(seed: int) -> Iterator[tuple[str, int, str, int]]:
 
 def test_a_name_belongs_to_one_process_at_a_time() -> None:
     written = [run(seed) for seed in range(SEEDS)]
-    # the test is worth something only if much of it happens
+    # the test is meaningful only if many registrations succeed
     assert sum(len(owners) for owners in written) > 5 * SEEDS
 
 
 def run(seed: int) -> dict[int, str]:
-    """Play one race; return the incarnations there were, each with its process."""
+    """Play one race; return the process of each incarnation."""
     store = Store()
     replicas = [Replica(Observer(store), instance) for instance in REPLICAS]
-    born: dict[str, int] = {}  # by boot: the incarnation it believes to be
-    failed: set[int] = set()  # incarnations whose transport has failed, as their replica knows
-    owner: dict[int, str] = {}  # by incarnation: the boot that it belongs to
+    born: dict[str, int] = {}  # by boot: the process's incarnation, as far as it knows
+    failed: set[int] = set()  # incarnations whose transport failed, known to their replica
+    owner: dict[int, str] = {}  # by incarnation: its boot
 
     for action, index, boot, lag in steps(seed):
         replica = replicas[index]
@@ -62,10 +62,10 @@ def run(seed: int) -> dict[int, str]:
             broken = held.create_revision if held is not None and action == "supersede" else 0
             if broken:
                 failed.add(broken)
-            who = registration("w1", boot=boot, incarnation=born.get(boot, 0))
+            new = registration("w1", boot=boot, incarnation=born.get(boot, 0))
             decision = decide_register(
                 replica.observer.job,
-                who,
+                new,
                 served_by=replica.instance,
                 failed_incarnation=broken if broken in failed else 0,
             )
@@ -102,20 +102,20 @@ def run(seed: int) -> dict[int, str]:
 
 
 def test_a_hand_over_races_a_removal_and_only_one_happens(store: Store) -> None:
-    who = registration("w1", boot="a")
-    store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[0]))
+    new = registration("w1", boot="a")
+    store.settle(lambda job: decide_register(job, new, served_by=REPLICAS[0]))
     held = not_none(store.live.worker("w1"))
     view = store.live
     removal = decide_remove(view, W1, mod_revision=held.mod_revision, reason="silent")
-    hand_over = decide_register(view, who, served_by=REPLICAS[1])
+    hand_over = decide_register(view, new, served_by=REPLICAS[1])
     assert removal.txn is not None
     assert hand_over.txn is not None
     assert store.execute(hand_over.txn).succeeded
     assert not store.execute(removal.txn).succeeded
 
     store = Store()
-    store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[0]))
+    store.settle(lambda job: decide_register(job, new, served_by=REPLICAS[0]))
     assert store.execute(removal.txn).succeeded, "the same revisions in a fresh store"
     assert not store.execute(hand_over.txn).succeeded
-    store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[1]))
+    store.settle(lambda job: decide_register(job, new, served_by=REPLICAS[1]))
     assert not_none(store.live.worker("w1")).create_revision > held.create_revision

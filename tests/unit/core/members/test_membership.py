@@ -58,9 +58,9 @@ def test_the_first_member_creates_the_job_with_its_spec(store: Store) -> None:
 def test_the_first_member_of_the_job_and_of_an_attempt_bring_its_limits(store: Store) -> None:
     found = []
     for most, attempt in ((3, 0), (4, 0), (5, 1), (6, 1)):
-        who = registration(f"w{most}", max_workers=most, attempt=attempt)
-        ignored = "ignored" in decide_register(store.job(), who, served_by=R1).reason
-        enter(store, who)
+        new = registration(f"w{most}", max_workers=most, attempt=attempt)
+        ignored = "ignored" in decide_register(store.job(), new, served_by=R1).reason
+        enter(store, new)
         found.append((not_none(store.job().spec()).record.max_workers, ignored))
     assert found == [(3, False), (3, True), (5, False), (5, True)]
 
@@ -177,7 +177,7 @@ def test_a_job_that_ended_is_closed_to_its_attempt_and_to_those_that_come_back(
 
 
 def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finished(store: Store) -> None:
-    """Its late member would, if the attempt were not remembered: then w2 begins the job anew."""
+    """w2 starts attempt 2 in the pause. If the job did not record it, its late member w3 would restart the done job."""
     enter(store, registration("w1", attempt=1))
     store.put(JOB.phase, BY_HAND)
     enter(store, registration("w2", attempt=2))
@@ -255,8 +255,8 @@ def test_a_key_that_is_gone_and_not_replaced_is_registered_anew(store: Store) ->
 def test_leaving_deletes_ones_own_incarnation_only(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
-    for who, here in ((born + 1, True), (born, False), (born, False)):
-        store.settle(partial(decide_leave, worker=WorkerId("w1"), incarnation=who))
+    for leaver, here in ((born + 1, True), (born, False), (born, False)):
+        store.settle(partial(decide_leave, worker=WorkerId("w1"), incarnation=leaver))
         assert (store.job().worker("w1") is not None) is here
 
 
@@ -284,12 +284,12 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> 
 
 
 def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one(store: Store) -> None:
-    who = registration("w1")
-    enter(store, who)
-    taken = store.settle(lambda job: decide_register(job, who, served_by=R2, leaving=True))
+    new = registration("w1")
+    enter(store, new)
+    taken = store.settle(lambda job: decide_register(job, new, served_by=R2, leaving=True))
     assert taken.refusal is None
-    gone = incarnation(store)
-    store.settle(lambda job: decide_leave(job, WorkerId("w1"), gone))
-    late = decide_register(store.job(), who, served_by=R1, leaving=True)
+    departed = incarnation(store)
+    store.settle(lambda job: decide_leave(job, WorkerId("w1"), departed))
+    late = decide_register(store.job(), new, served_by=R1, leaving=True)
     assert isinstance(late.refusal, Refused)
     assert "has left" in late.refusal.message

@@ -19,7 +19,7 @@ def verdicts(*samples: tuple[float, str], sampling: Sampling = FIVE) -> list[Ver
 
 
 def stopped(begin_s: float, end_s: float, state: str = "T") -> list[tuple[float, str]]:
-    """Samples four times a second, both ends included."""
+    """Return samples at four a second, both ends included."""
     return [(begin_s + i / 4, state) for i in range(int((end_s - begin_s) * 4) + 1)]
 
 
@@ -83,7 +83,7 @@ def test_the_sample_that_may_decide_comes_in_time() -> None:
 
 
 TICK = 1 / 16
-"""Sums of it are exact."""
+"""Seconds; its sums are exact in floating point."""
 
 
 @given(
@@ -103,13 +103,13 @@ def test_frozen_means_stopped_in_every_sample_for_detect_s_without_a_gap(
         for _ in range(times):
             now_s = seen[-1][0] + ticks * TICK
             seen.append((now_s, state))
-            told = count.sample(now_s, state)
-            assert (told is Verdict.FROZEN) == is_frozen(seen, sampling)
-            assert now_s < count.due_s(now_s) <= now_s + sampling.interval_s or told is Verdict.FROZEN
+            verdict = count.sample(now_s, state)
+            assert (verdict is Verdict.FROZEN) == is_frozen(seen, sampling)
+            assert now_s < count.due_s(now_s) <= now_s + sampling.interval_s or verdict is Verdict.FROZEN
 
 
 def is_frozen(seen: list[tuple[float, str]], sampling: Sampling) -> bool:
-    """The rule as it is written: look back as far as the samples go, and prove each second of `detect_s`."""
+    """Return the verdict by the written rule: check the samples of the whole last `detect_s`."""
     end_s = seen[-1][0]
     since = [one for one in seen if one[0] > end_s - sampling.detect_s]
     first = len(seen) - len(since) - 1

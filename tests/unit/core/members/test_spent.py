@@ -1,4 +1,4 @@
-"""Members that cannot restart: they belong to one generation that had begun, and no world that holds one grows."""
+"""Spent members, which cannot restart: they stay in one begun generation, and a world with one does not grow."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_one_that_has_not_left_yet_gets_no_place_though_the_next_world_lacks_it(
 
 
 def test_one_that_had_not_begun_after_all_gets_a_place_in_the_end() -> None:
-    """It missed the outcome of `strata.begin`: it goes to a newer world, and waits for a place there."""
+    """The member missed the outcome of `strata.begin`, so it waits for a place in a newer world."""
     job = standalone("a", "b", least=1, most=2)
     leave(job.store, "a")
     job.go()

@@ -1,4 +1,4 @@
-"""Which files go after a backup: the oldest beyond `keep`, and what interrupted ones left."""
+"""Files removed after a backup: the oldest beyond `keep`, and leftovers of interrupted backups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOW = 100 * LEFTOVER_MS
 
 
 def files(*described: str, cluster: str = "default") -> list[StoredFile]:
-    """Return files of `time:parts`, in hours ago: `3:db,json` is a whole backup of three hours ago."""
+    """Return files from `hours:parts`: `3:db,json` is a whole backup of three hours ago."""
     return [
         StoredFile(
             name=f"{cluster}-{hours}.{part}",
@@ -37,7 +37,7 @@ def gone(
     [
         (["0:db,json"], 1, []),
         (["0:db,json", "1:db,json"], 2, []),
-        # metadata first, so that half a removal leaves nothing that counts
+        # metadata first, so that an interrupted removal leaves no backup that counts
         (["0:db,json", "1:db,json"], 1, ["default-1.json", "default-1.db"]),
         # the oldest first
         (
@@ -45,16 +45,16 @@ def gone(
             2,
             ["default-3.json", "default-3.db", "default-2.json", "default-2.db"],
         ),
-        # what does not count takes no place of the kept ones
+        # an incomplete backup does not count towards `keep`
         (["0:db,json", "1:db", "2:json", "3:db,json"], 2, []),
-        # interrupted ones go after a day, and not before
+        # leftovers of interrupted backups are removed after a day, not before
         (["0:db,json", "23.9:db"], 9, []),
         (["0:db,json", "24.1:db"], 9, ["default-24.1.db"]),
         (["0:db,json", "24.1:tmp", "23.9:tmp"], 9, ["default-24.1.tmp"]),
         (["0:db,json", "30:db,json,tmp"], 9, ["default-30.tmp"]),
-        # nothing of Strata leaves metadata alone: somebody took the database away, and may bring it back
+        # Strata never leaves metadata alone: a person moved the database and may bring it back
         (["0:db,json", "99:json"], 1, []),
-        # another host's clock is ahead: the new one stays all the same
+        # another host's clock is ahead: the new backup is kept
         (["0:db,json", "-1:db,json"], 1, ["default--1.json", "default--1.db"]),
     ],
 )

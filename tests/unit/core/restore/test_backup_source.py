@@ -1,4 +1,4 @@
-"""Which member gives the snapshot, as a table."""
+"""The etcd member that provides the snapshot, as a table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAR = LEADER.raft_index - MAX_BEHIND - 1
         ([LEADER, SILENT], "h1:2379", "no follower is healthy (h2:2379: it does not answer)"),
         ([LEADER, replace(SECOND, corrupt=True)], "h1:2379", "the alarm CORRUPT is on for it"),
         ([replace(LEADER, corrupt=True), SECOND], "h2:2379", "healthy follower"),
-        # the leader is not among the endpoints: the newest of those that are counts
+        # the leader is not among the endpoints: the reference is the newest member that is
         ([SECOND, replace(THIRD, raft_index=FAR)], "h2:2379", "healthy follower"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the keys of a cluster are to be after its etcd was lost: each rule with the case that needs it."""
+"""A cluster's keys after a loss of etcd: each rule with the case that needs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ S3 = "s3://s3"
 
 
 def goes_on(store: Store, generation: int, step: int | None) -> None:
-    """Have a leader and a member come: the next world is of that generation and begins from that step."""
+    """Elect a leader and register a member; assert the next world's generation and restore step."""
     epoch = lead(store)
     register(store, "late", min_workers=1, max_workers=1)
     carry_out(store, epoch, settled=True)
@@ -45,7 +45,7 @@ def goes_on(store: Store, generation: int, step: int | None) -> None:
     assert store.problems() == []
 
 
-# -- what was committed after the backup
+# -- commits after the backup
 
 
 def test_a_commit_after_the_backup_is_adopted_and_is_the_latest() -> None:
@@ -120,7 +120,7 @@ def test_a_save_that_an_earlier_restore_gave_up_is_adopted_once_its_root_is_name
     goes_on(store, 3 + UNSEARCHED_GENERATIONS, 40)
 
 
-# -- what is not there any more
+# -- checkpoints lost from storage
 
 
 def test_what_retention_removed_after_the_backup_is_gone_with_all_that_lay_around_it() -> None:
@@ -184,7 +184,7 @@ def test_one_that_was_not_read_stays_as_it_was_and_is_named() -> None:
 
 @pytest.mark.parametrize("why", ["", "its strata.json is no document"])
 def test_a_job_whose_folder_was_not_listed_stays_as_it_was_and_is_named_once(why: str) -> None:
-    """Its strata.json is lost or damaged: that proves nothing of its checkpoints."""
+    """Its strata.json is lost or damaged, which proves nothing about its checkpoints."""
     job = LostJob(20, 40)
     unread = {f"{ROOT}/job": why} if why else {}
     result, store = restored(job.base(), Found(roots=(ROOT,), unread=unread))
@@ -296,7 +296,7 @@ def test_a_lost_incremental_takes_back_its_references() -> None:
     assert not store.live.view.names(JOB.refs(20, 1, "x20"))
 
 
-# -- which one is newer
+# -- the newer of two histories
 
 
 def test_a_world_that_went_back_after_the_backup_supersedes_what_it_left() -> None:
@@ -352,7 +352,7 @@ def test_a_generation_that_left_nothing_but_a_folder_is_not_taken_again() -> Non
     assert only_job(result).generation == 8
 
 
-# -- the rest of a job
+# -- a job's other keys
 
 
 def test_what_belongs_to_processes_goes_and_the_rest_stays() -> None:
@@ -398,7 +398,7 @@ def test_a_finished_job_stays_finished() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.PAUSED])
 def test_a_job_that_went_on_after_the_backup_runs(phase: Phase) -> None:
-    """Its phase is one of the past: it would end the training that goes on."""
+    """The backup's phase is outdated: it would end a training that continued."""
     job = LostJob(20)
     job.store.put(JOB.phase, JobPhase(phase=phase, reason="all ranks are done", epoch=job.epoch, attempt=3))
     base = job.base()

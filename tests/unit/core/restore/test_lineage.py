@@ -1,4 +1,4 @@
-"""Which clusters are one cluster, and when a replica may serve again."""
+"""Lineage of cluster uids: which clusters are one, and when a replica may serve again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_lineage_outlives_every_restore() -> None:
 
 
 def test_a_successor_follows_the_cluster_whose_place_it_takes_too() -> None:
-    """t1: a restore from a backup. t2: another one from the same backup, within the second, or by a clock that is late."""
+    """t1: a restore from a backup. t2: another restore from it, in the same second or by a clock that lags."""
     first = successor("0b6f", 50, "11")
     again = successor("0b6f", 49, "22", replaced=(first,))
     assert is_restored(first, again)
@@ -75,16 +75,16 @@ SERVED = {"uid": "0b6f.4.11", "revision": 100}
 def test_what_a_replica_makes_of_the_etcd_that_it_finds(
     found: ClusterUid | None, at_revision: int, why: str
 ) -> None:
-    said = replacement(found=found, at_revision=at_revision, **SERVED)  # type: ignore[arg-type]  # by name
-    assert (why in said) if why else (said == "")
+    reason = replacement(found=found, at_revision=at_revision, **SERVED)  # type: ignore[arg-type]  # by name
+    assert (why in reason) if why else (reason == "")
 
 
 def test_nobody_serves_while_the_control_plane_is_restored() -> None:
     at_work = str(Restoring(who="ada@ops", since_unix_ms=1, source="strata-default.db"))
-    said = replacement(
+    reason = replacement(
         uid="0b6f", revision=1, found=ClusterUid(uid="0b6f.5.77"), at_revision=5, restoring=at_work
     )
-    assert said == "the control plane is being restored: ada@ops began, from strata-default.db"
+    assert reason == "the control plane is being restored: ada@ops began, from strata-default.db"
 
 
 def test_a_uid_of_an_older_version_replaced_nobody() -> None:

@@ -1,4 +1,4 @@
-"""Copies that lie on hosts' own disks: the host of the operator proves nothing of the others."""
+"""Copies on hosts' own disks: a search on the operator's host proves nothing about the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARNING = f"{LOCAL} is each host's own: what is not found in it here is taken as
 
 
 def host_only(job: LostJob, *steps: int) -> dict[str, bytes]:
-    """Return the job's keys with a further copy of each step on the disk of the host that saved it."""
+    """Return the job's keys, with a further copy of each step on its saving host's disk."""
     base = job.base()
     for step in steps:
         record = job.record(step)
@@ -72,7 +72,7 @@ def test_a_checkpoint_on_hosts_own_disks_alone_is_not_forgotten() -> None:
 
 
 def test_an_open_slot_on_a_host_s_own_disk_is_not_taken_for_empty() -> None:
-    """A committed attempt there may be whole on its host: another marked attempt does not take its slot."""
+    """The committed attempt may be whole on its host, so another marked attempt does not take its slot."""
     job = LostJob(20)
     record = job.record(20)
     path = record.path.replace(ROOT, LOCAL)
@@ -85,11 +85,11 @@ def test_an_open_slot_on_a_host_s_own_disk_is_not_taken_for_empty() -> None:
     assert records(store)[20].state is CheckpointState.COMMITTED
 
 
-# -- generations that only an unsearched disk knows
+# -- generations known only to an unsearched disk
 
 
 def test_generations_of_a_root_that_was_not_searched_are_stepped_over() -> None:
-    """The job went on after the backup, and saved in generations of which the folders are still there."""
+    """After the backup the job saved in further generations, whose folders still exist."""
     job = LostJob(20)
     base = job.base()
     whole = job.found()
@@ -110,11 +110,11 @@ def test_a_job_without_a_record_may_have_saved_since_where_nobody_looked() -> No
     assert only_job(restored(base, found)[0]).generation == 2
 
 
-# -- what retention left
+# -- checkpoints after retention
 
 
 def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
-    """What that world began from stood in the marker that retention removed."""
+    """That world's restore point was in the marker that retention removed."""
     job = LostJob(20, 40)
     base = job.base()
     job.store.settle(lambda view: decide_rewind(view, generation=1, step=20))
@@ -136,7 +136,7 @@ def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
     assert only_job(result).changes.warnings == [], "there is nothing that it could have given up"
 
 
-# -- whose disk an adopted copy lies on
+# -- the host of an adopted copy
 
 
 def test_an_adopted_copy_is_the_host_s_own_if_the_records_of_its_root_say_so() -> None:
@@ -171,7 +171,7 @@ def test_a_folder_that_no_record_names_is_one_host_s_own(root: str, shared: bool
 
 
 def test_a_job_that_no_record_is_of_has_its_roots_shared() -> None:
-    """Nothing says whose they are, and a copy that counts as some host's own is restored by nobody."""
+    """No record names their host, and no rank would restore a copy that belongs to an unknown host."""
     job = LostJob(20)
     _result, store = restored({}, job.found())
     assert all(tier.shared for tier in records(store)[20].tiers.values())

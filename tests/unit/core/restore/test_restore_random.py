@@ -1,4 +1,4 @@
-"""Random histories, of which a backup at a random moment and the storage at the end are left."""
+"""Random histories, restored from a backup of a random moment and the storage at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOTS = (ROOT, "s3://far")
 
 
 class RandomJob(LostJob):
-    """Does one thing after the other that a job may do, and keeps its keys as of a random moment."""
+    """A job that acts at random, and keeps a backup of its keys from a random moment."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(10)
@@ -43,7 +43,7 @@ class RandomJob(LostJob):
             if number == at:
                 self.backup = self.base()
                 self.backup_generation = self.store.live.generation()
-            with contextlib.suppress(StrataError):  # refused: as it may be
+            with contextlib.suppress(StrataError):  # some acts are refused
                 self.chance.choice(acts)()
 
     def next_step(self) -> int:
@@ -134,16 +134,16 @@ def check(job: RandomJob, base: dict[str, bytes], found: Found) -> None:
     for entry in view.checkpoints():
         assert entry.record.state is not CheckpointState.OPEN
         assert entry.record.state is not CheckpointState.COMMITTED or entry.record.attempt in there
-    # what the job would have gone on from is what it goes on from, if the world that last went back has saved since
+    # the restore point is the one before the loss, if the last rewound world has saved since
     latest = truth.latest()
     if (
         latest is not None
         and latest.record.generation == latest.record.record_generation
         and latest.record.attempt in there
     ):
-        wanted = not_none(newest(truth)).record
-        if wanted.attempt in there and (wanted.step, wanted.attempt) not in doomed:
-            assert not_none(newest(view)).record.attempt == wanted.attempt
+        expected = not_none(newest(truth)).record
+        if expected.attempt in there and (expected.step, expected.attempt) not in doomed:
+            assert not_none(newest(view)).record.attempt == expected.attempt
     epoch = lead(store)
     register(store, "late", min_workers=1, max_workers=1)
     carry_out(store, epoch, settled=True)

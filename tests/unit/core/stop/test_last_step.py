@@ -13,7 +13,7 @@ from strata.core.stop.last_step import Agreement, Decision, NextStep, Verdict, r
 from strata.errors import InvalidArgument, Refused
 from tests.unit.core.stop_model import DRAIN, PREEMPT, SCALE, Rules, Violation, search
 
-# -- every order of what may happen -------------------------------------------------------------
+# -- every order of events ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_all_ranks_stop_together_or_finish_together_and_nobody_waits_for_ever(
 ) -> None:
     ends, states = search(size, rules)
     assert {"saved", "done"} <= ends
-    assert states > least  # the search is one
+    assert states > least  # the search is not trivial
 
 
 @pytest.mark.parametrize("notices", [(SCALE, PREEMPT), (DRAIN,)])
@@ -75,11 +75,11 @@ def test_the_search_finds_a_planted_fault(fault: str, rules: Rules, found: str) 
         search(2, replace(rules, faults=frozenset({fault})))
 
 
-# -- one rank's part ----------------------------------------------------------------------------
+# -- one rank -----------------------------------------------------------------------------------
 
 
 def meet(*ranks: Agreement) -> list[Agreement]:
-    """Return the ranks after one round in which nobody trains on."""
+    """Return the ranks after one round during which no rank trains on."""
     proposals = {i: rank.propose() for i, rank in enumerate(ranks)}
     answered = [rank.answer(proposals, ranks=len(ranks)) for rank in ranks]
     answers = {i: payload for i, (_, payload) in enumerate(answered)}
@@ -149,9 +149,9 @@ def test_all_ranks_save_or_none_does(ranks: list[dict[str, Any]], verdict: Verdi
     proposals = {i: Agreement(begun=7).propose(**brings) for i, brings in enumerate(ranks)}
     rank, answer = Agreement(begun=7).answer(proposals, ranks=len(ranks))
     assert rank.offer == Decision(7, verdict)
-    told = read_decision(dict.fromkeys(range(len(ranks)), answer), ranks=len(ranks))
-    assert told == rank.offer
-    assert told.save == (verdict is Verdict.SAVE)
+    decision = read_decision(dict.fromkeys(range(len(ranks)), answer), ranks=len(ranks))
+    assert decision == rank.offer
+    assert decision.save == (verdict is Verdict.SAVE)
     assert verdict.sentence
 
 
@@ -160,7 +160,7 @@ def test_what_was_restored_is_not_saved_again() -> None:
     assert rank.decision == Decision(20, Verdict.NOTHING_NEW)
 
 
-# -- what others bring --------------------------------------------------------------------------
+# -- payloads of other ranks --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Several ask for a stop of one generation: its one notice says what all of them want."""
+"""Several stop requests for one generation: its one notice merges them all."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_drain_races_another_one(job: Job) -> None:
 
 
 def test_a_drain_races_the_end_of_the_generation() -> None:
-    """The leader's plan keeps a place for w2; it must not take effect once w2 was asked to leave."""
+    """The leader's plan keeps a place for w2; it must not take effect once a notice names w2."""
     job = Job(4)
     job.stop(DRAIN, "w1")
     job.ends(2, 3)

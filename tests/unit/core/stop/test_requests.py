@@ -1,4 +1,4 @@
-"""Notices: who is asked, who has stopped, what follows, and who is given no place after it."""
+"""Notices: which ranks must leave, which have stopped, what follows, and which members get no place afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, Observer, carry_out, plan, register, world_of
 from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
 
-# -- asking -----------------------------------------------------------------------------------
+# -- stop requests ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -114,20 +114,20 @@ def test_a_long_reason_is_cut(job: Job) -> None:
 def test_code_75_is_a_failure_unless_it_was_asked_for(job: Job) -> None:
     job.ends(0)
     assert set(job.store.live.failed(1)) == {0}
-    asked = Job()
-    asked.stop(PREEMPT)
-    asked.ends(2, code=1)
-    asked.ends(0)
-    asked.ends(1, code=0)
-    live = asked.store.live
+    preempted = Job()
+    preempted.stop(PREEMPT)
+    preempted.ends(2, code=1)
+    preempted.ends(0)
+    preempted.ends(1, code=0)
+    live = preempted.store.live
     assert (live.stopped(1), live.done(1), set(live.failed(1))) == ({0}, {1}, {2})
-    asked.ends(0, code=1)
-    assert asked.store.live.stopped(1) == {0}, "the first report counts"
+    preempted.ends(0, code=1)
+    assert preempted.store.live.stopped(1) == {0}, "the first report counts"
 
 
 @pytest.mark.parametrize("code", [1, -15, -9, -11])
 def test_who_ends_after_another_rank_has_stopped_as_asked_has_stopped_too(code: int) -> None:
-    """Its collectives break because that one has left, or what ends it is torn down with the others."""
+    """The stopped rank's departure breaks the other ranks' collectives, or they are torn down with it."""
     job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
     job.ends(0)
@@ -150,7 +150,7 @@ def test_a_survivor_of_a_drain_fails_for_no_other_reason_than_the_drained() -> N
 
 
 def test_an_exit_races_the_notice(job: Job) -> None:
-    """The replica that hears of the exit does not know of the notice yet: it must look again."""
+    """The replica that receives the exit lacks the notice in its view, so it must decide again."""
     lagging = Observer(job.store)
     job.stop(PREEMPT)
     member = not_none(job.store.live.world()).member_of(0)
@@ -248,7 +248,7 @@ def test_a_drained_member_is_left_out_while_the_others_go_on(job: Job) -> None:
     job.ends(3)
     assert "w1 drained: maintenance" in job.go(settled=True)
     assert world_of(job.store) == {"w0": (0, 0), "w2": (1, 2)}
-    assert [asked.notice.workers for asked in job.head.asked] == [("w1",)]
+    assert [request.notice.workers for request in job.head.asked] == [("w1",)]
     job.go(settled=True)
     assert job.head.generation == 2, "it is here, and not for growth"
     job.leaves("w1")
@@ -299,7 +299,7 @@ def test_drains_one_after_the_other_are_all_remembered() -> None:
         job.ends(member.first_rank, member.first_rank + 1)
         job.go(settled=True)
     assert set(world_of(job.store)) == {"w0", "w2", "w4"}
-    assert [asked.notice.workers for asked in job.head.asked] == [("w1",), ("w3",)]
+    assert [request.notice.workers for request in job.head.asked] == [("w1",), ("w3",)]
 
 
 # -- pausing ----------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew(job: 
 def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause(
     job: Job,
 ) -> None:
-    """Else all train on, and nobody can be asked anything, until the request is forgotten."""
+    """Otherwise all ranks train on, and no notice can be written until the request is removed."""
     job.stop(PREEMPT)
     job.stop(PAUSE, now=True)
     resume(job)
@@ -428,11 +428,11 @@ def test_a_job_that_has_ended_is_not_resumed_here(job: Job, phase: Phase) -> Non
         resume(job)
 
 
-# -- what the transactions compare ------------------------------------------------------------
+# -- the transactions' compares ---------------------------------------------------------------
 
 
 def test_a_plan_made_without_the_notice_comes_to_nothing() -> None:
-    """Else it would give a place to somebody who was asked to leave."""
+    """Otherwise the plan would give a place to a member that must leave."""
     job = Job(4)
     job.leaves("w0")
     planned = plan(job.store, job.epoch)

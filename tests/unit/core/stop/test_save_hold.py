@@ -1,4 +1,4 @@
-"""Held saves: what is put on record, that its generation is not one without progress, and the sentence."""
+"""Held saves: the record, the generation that is not counted as one without progress, and the sentence shown."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FULL = "disk full"
 
 
 def hold(job: Job | Saving, step: int, *, rank: int = 0, host: str = "a", reason: str = FULL) -> str:
-    who = author_of(job.store.live, rank)
+    author = author_of(job.store.live, rank)
     decision = job.store.settle(
-        lambda view: decide_hold_saves(view, author=who, step=step, reason=reason, host=host)
+        lambda view: decide_hold_saves(view, author=author, step=step, reason=reason, host=host)
     )
     return decision.reason
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_bounded(job: Saving) -> None:
 
 
 def failing(job: Job, times: int, *, held: bool) -> None:
-    """Let generation after generation train for a step, and end by a rank that fails."""
+    """Let `times` generations each train for a step and end by a failing rank."""
     job.go()
     for _ in range(times):
         if held:

@@ -12,7 +12,7 @@ from strata.core.worlds.placement import placed
 
 
 def workers(**incarnations: int | tuple[int, int]) -> dict[str, Entry[Worker]]:
-    """Return registered workers by name: the incarnation, or that and the slots."""
+    """Return registered workers by name; each value is the incarnation, or (incarnation, slots)."""
     found = {}
     for name, value in incarnations.items():
         incarnation, slots = value if isinstance(value, tuple) else (value, 1)
@@ -49,10 +49,10 @@ FIVE = world(placed(None, workers(a=1, b=2, c=3, d=4, e=5), most=5))
         (FIVE, workers(a=1, d=4, e=5), 10, "aed"),
         (FIVE, workers(a=1, b=2, e=5), 10, "abe"),
         (FIVE, workers(c=3), 10, "c"),
-        # a newcomer fills a hole, everybody else stays, and a replacement is a newcomer
+        # a newcomer fills a hole, all others keep their ranks, and a replacement is a newcomer
         (FIVE, workers(a=1, c=3, d=4, e=5, n=9), 5, "ancde"),
         (FIVE, workers(a=1, b=9, c=3, d=4, e=5, n=8), 6, "ancdeb"),
-        # survivors go before newcomers that are too many
+        # survivors have priority over surplus newcomers
         (FIVE, workers(a=1, b=2, e=5, n=8, m=9), 4, "abne"),
     ],
 )

@@ -96,7 +96,7 @@ class Job:
         return reason
 
     def play(self, story: str) -> str:
-        """Let one thing happen after the other; return the reason of the last plan."""
+        """Play the events of `story` in order; return the reason of the last plan."""
         reason = ""
         for event in story.split(", "):
             match event.split():
@@ -122,19 +122,19 @@ def job() -> Job:
     return Job(2)
 
 
-# -- what follows -----------------------------------------------------------------------------
+# -- the plan after each story ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """So many members, at least two and at most three a world, and what follows from a story."""
+    """`members` members, worlds of two to three, and the expected plan after a story."""
 
     members: int = 3
     story: str
     says: str
     generation: int
     world: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Group rank and first rank by worker; nobody: a forming world."""
+    """(group rank, first rank) by worker; empty: a forming world."""
     standbys: tuple[str, ...] = ()
     no_progress: int = 0
 
@@ -150,7 +150,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
         Row(story="go", says="all 3 members are here", generation=1, world=ALL_THREE),
         Row(members=2, story="settle", says="2 members, at least 2, have settled", generation=1, world=TWO),
         Row(story="go, settle", says="generation 1 goes on with 3 members", generation=1, world=ALL_THREE),
-        # who finds no place stands by
+        # a member without a place is a standby
         Row(members=4, story="go", says="", generation=1, world=ALL_THREE, standbys=("w3",)),
         Row(
             members=4,
@@ -239,7 +239,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             generation=2,
             world=ALL_THREE,
         ),
-        # an end that has begun: nothing grows, and a finished member's leave ends nothing
+        # a training that has begun to end: no growth, and a finished member's departure ends nothing
         Row(
             members=2,
             story="settle, exit 0 0, join w2, settle",
@@ -255,7 +255,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             generation=1,
             world=TWO,
         ),
-        # a commit is progress, but not one that was restored
+        # a commit is progress; a restored checkpoint is not
         Row(
             story="go, exit 0 1, go, commit 20, exit 0 1, go",
             says="rank 0 of w0 failed",

@@ -1,4 +1,4 @@
-"""Where a worker goes on from: its ranks of now, and the parts that ranks of these numbers saved."""
+"""A worker's restore point: its present ranks, and the parts that ranks of these numbers saved."""
 
 from __future__ import annotations
 

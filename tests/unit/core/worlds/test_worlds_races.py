@@ -1,4 +1,4 @@
-"""Leaders that come and go, planning on old views, interleaved at every transaction."""
+"""Successive leaders that plan on lagging views, interleaved at every transaction."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ NAMES = [f"w{index}" for index in range(7)]
 
 @dataclass
 class Leader:
-    """One term in office, whether it knows of its end or not."""
+    """One leader term, which may not know yet that it has ended."""
 
     observer: Observer
     epoch: int
     under_way: list[Txn] = field(default_factory=list)
-    """Planned and sent, or lost on the way and still to arrive."""
+    """Transactions planned and sent, which may arrive late."""
 
 
 class Race:
-    """The store, its leaders so far, and what may happen to them."""
+    """The store, its leaders so far, and the events that may happen."""
 
     def __init__(self) -> None:
         self.store = Store()
@@ -97,7 +97,7 @@ class Race:
             self.store.execute(decision.txn)
 
     def commit(self, step: int) -> None:
-        """Commit a checkpoint as PROTOCOLS 8.3 has it, cut short: begun and complete at once."""
+        """Commit a checkpoint by PROTOCOLS 8.3, shortened: begun and complete in one write."""
         head = self.store.live.head()
         if head is None or head.record.forming:
             return
@@ -123,7 +123,7 @@ class Race:
         self.store.execute(Txn(compares=(unchanged(JOB.head, head.mod_revision),), success=tuple(puts)))
 
     def ask(self, what: str, least: int) -> None:
-        """Have somebody scale, stop or resume the job, on a view that is up to date."""
+        """Scale, stop or resume the job on an up-to-date view."""
         live = self.store.live
         world = live.world()
         try:
@@ -163,7 +163,7 @@ class Race:
                     self.planned.setdefault((head.generation, head.epoch), []).append(names)
 
     def arrive(self, leader: Leader, index: int) -> None:
-        """Let one of a leader's transactions take effect, in any order, perhaps much later."""
+        """Execute one of a leader's transactions, in any order and perhaps late."""
         if not leader.under_way:
             return
         txn = leader.under_way.pop(index % len(leader.under_way))
@@ -179,7 +179,7 @@ class Race:
             self.check_head(before.record if before is not None else None, after.record)
 
     def end(self, *, asked_s: float = 0.0) -> None:
-        """Let a last leader write what is left to write."""
+        """Elect a last leader and let it write everything that is left to write."""
         self.elect()
         leader = self.leaders[-1]
         for _ in range(20):
@@ -189,7 +189,7 @@ class Race:
         assert self.store.problems() == []
 
     def hold(self, step: int) -> None:
-        """Have the first rank say that it has trained to `step` and cannot save it."""
+        """Report for rank 0 that it has trained to `step` and cannot save it."""
         world = self.store.live.world()
         if world is None or world.head.forming:
             return
@@ -202,7 +202,7 @@ class Race:
             self.store.execute(decision.txn)
 
     def held(self) -> bool:
-        """Tell whether the current generation has trained and saved nothing, because it could not."""
+        """Return whether the current generation has trained but saved nothing because its saves are held."""
         live = self.store.live
         head, latest = live.head(), live.latest()
         if head is None or live.held(head.record.generation) is None:
@@ -210,7 +210,7 @@ class Race:
         return latest is None or latest.record.record_generation != head.record.generation
 
     def check_held(self, before: WorldHead, after: WorldHead) -> None:
-        """Such a generation neither counts as one without progress nor resets the count."""
+        """Assert that a held generation neither counts as one without progress nor resets the count."""
         phase = self.store.live.view.record(JOB.phase, JobPhase)
         assert phase is None or "in a row failed without a checkpoint" not in phase.reason
         if after.generation != before.generation:
@@ -231,7 +231,7 @@ class Race:
 
 
 def steps(rng: random.Random, count: int, *, asking: bool) -> Iterator[tuple[object, ...]]:
-    """Yield what happens, one thing after another; with `asking` also what people ask for."""
+    """Yield random events; with `asking` also operators' requests."""
     kinds = ["toggle", "plan", "arrive", "work", "elect", "end", "commit", "ask", "hold"]
     weights = [3, 4, 8, 2, 0.4, 3.0 if asking else 0.6, 0.6, 1.5 if asking else 0, 0.8]
     for _ in range(count):
@@ -288,14 +288,14 @@ def run(seed: int, *, asking: bool = False) -> Race:
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two members a chunk, and transactions of about one: plans of several transactions."""
+    """Limit chunks to two members and transactions to about one chunk, so that plans have several."""
     monkeypatch.setattr(chunks, "MAX_CHUNK_MEMBERS", 2)
     monkeypatch.setattr(chunks, "MAX_BYTES", 250)
 
 
 def test_no_interleaving_breaks_a_world() -> None:
     races = [run(seed) for seed in range(SEEDS)]
-    # the test is worth something only if all of it happens often
+    # the test is meaningful only if every kind of event occurs often
     assert sum(len(race.heads) for race in races) > 2 * SEEDS
     assert sum(any(head.forming for head in race.heads) for race in races) > SEEDS / 20
     assert sum(any(head.chunks > 1 for head in race.heads) for race in races) > SEEDS / 5
@@ -307,7 +307,7 @@ def test_after_any_error_the_last_leader_ends_up_with_the_right_world() -> None:
     running = 0
     for seed in range(SEEDS):
         race = run(seed)
-        race.end(asked_s=MOST_S)  # a newcomer that failed is kept out for no longer than that
+        race.end(asked_s=MOST_S)  # a failed newcomer is kept out for at most that long
         job = race.store.live
         if job.phase() is not Phase.RUNNING:
             continue
@@ -319,21 +319,21 @@ def test_after_any_error_the_last_leader_ends_up_with_the_right_world() -> None:
             assert len(workers) < 2, f"seed {seed}"
             continue
         members = {member.worker: member.incarnation for member in world.members}
-        gone = {name for name, incarnation in members.items() if workers.get(name) != incarnation}
+        departed = {name for name, incarnation in members.items() if workers.get(name) != incarnation}
         finished = {member.worker for member in world.members if {*member.ranks} <= done}
-        assert gone <= finished, f"seed {seed}"
+        assert departed <= finished, f"seed {seed}"
         if not done:
             assert len(members) == min(5, len(workers)), f"seed {seed}"
     assert running > SEEDS / 2
 
 
 def test_what_people_ask_for_breaks_no_world_either() -> None:
-    """Every state along the way is sound, and the last leader ends up with what was asked for."""
-    asked: Counter[str] = Counter()
+    """Every intermediate state is sound, and the last leader reaches the requested state."""
+    requests: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     for seed in range(ASKING_SEEDS):
         race = run(seed, asking=True)
-        asked += race.asked
+        requests += race.asked
         race.end(asked_s=1e9)
         job = race.store.live
         world, spec, phase = job.world(), job.spec(), job.phase()
@@ -349,7 +349,7 @@ def test_what_people_ask_for_breaks_no_world_either() -> None:
                 assert len(world.members) == min(spec.record.max_workers, here), f"seed {seed}"
                 assert job.notice(world.head.generation) is None, f"seed {seed}"
     assert (
-        min(asked[what] for what in ("scale", "resume", "drain", "pause", "preempt")) > ASKING_SEEDS / 20
-    ), asked
+        min(requests[what] for what in ("scale", "resume", "drain", "pause", "preempt")) > ASKING_SEEDS / 20
+    ), requests
     assert ends["paused forming"] > ASKING_SEEDS / 20
     assert ends["running"] > ASKING_SEEDS / 5

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from strata.checkpoint.format.marker import read_manifest
 from strata.checkpoint.restore.assembling import Assembler
 from strata.checkpoint.storage.local_storage import LocalStorage
-from strata.client.checkpoints import catalog, garbage_collection
+from strata.client.checkpoints import catalog, upkeep
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.client.checkpoints.root import OpenRoot
 from strata.core.checkpoints.fork import decide_rewind
@@ -296,8 +296,8 @@ def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path:
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
     next(tmp_path.glob("job/step-*/rank-00000.safetensors")).unlink()
-    for said in ("put the file back or mount it", "has nothing of it"):
-        with pytest.raises(CheckpointException, match=said):
+    for message in ("put the file back or mount it", "has nothing of it"):
+        with pytest.raises(CheckpointException, match=message):
             load(tmp_path, a_state(0), step=7, client=cluster.port(0), corrupt_wait_s=0.1)
         shutil.rmtree(tmp_path / "job")
     assert pb.ReportDamageRequest not in cluster.answers
@@ -344,7 +344,7 @@ def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
 def test_damage_is_raised_though_nobody_can_be_told(
     begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(garbage_collection, "ASK_S", 0.1)
+    monkeypatch.setattr(upkeep, "ASK_S", 0.1)
     for name in ("ABORT_S", "ASK_AGAIN_S"):
         monkeypatch.setattr(catalog, name, 0.1)
     cluster = Cluster(n1=1)

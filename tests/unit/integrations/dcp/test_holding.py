@@ -1,4 +1,4 @@
-"""What a load by DCP keeps from being deleted, from when to when."""
+"""The reader lease of a load by DCP: which checkpoint it keeps from deletion, and for how long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from strata.client.checkpoints import garbage_collection, reader_lease
+from strata.client.checkpoints import reader_lease, upkeep
 from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointError, Unavailable
 from strata.integrations.dcp import JsonLoadPlanner, StrataReader
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def readers(cluster: Cluster) -> list[int]:
-    """Return the steps that are being read, each as often as it has readers."""
+    """Return the step of each reader lease; a step with two readers occurs twice."""
     job = cluster.view()
     return [
         record.step
@@ -40,7 +40,7 @@ def renewing() -> list[str]:
 
 
 class Watched(StrataReader):
-    """Says what is being read when DCP comes to reading, and after it."""
+    """Records the steps that have readers, when DCP reads the metadata and when it reads the tensors."""
 
     def __init__(self, cluster: Cluster, *args: Any, **more: Any) -> None:
         super().__init__(*args, client=cluster.port(0), **more)
@@ -103,10 +103,10 @@ def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluste
         def prepare_global_plan(self, plans: Any) -> Any:
             for plan in super().prepare_global_plan(plans):
                 object.__setattr__(plan, "storage_data", chosen)
-                told.append(plan)
-            return told
+                plans_made.append(plan)
+            return plans_made
 
-    told: list[Any] = []
+    plans_made: list[Any] = []
     reader, state = LiveReports(cluster, tmp_path, step=2), a_state(0)
     dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner())
     assert flat(state) == flat(a_state(1))
@@ -145,13 +145,13 @@ def test_a_load_without_coordinators_asks_nobody(tmp_path: Path) -> None:
 def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(garbage_collection, "ASK_S", 0.1)
+    monkeypatch.setattr(upkeep, "ASK_S", 0.1)
     monkeypatch.setattr(reader_lease, "RENEW_S", 0.001)
     opened = threading.Event()
 
     class Waiting(StrataReader):
         def _read(self, *args: Any) -> None:
-            cluster.on_call = hear
+            cluster.on_call = on_request
             assert opened.wait(LIMIT_S)
             cluster.down = lost
             super()._read(*args)
@@ -160,7 +160,7 @@ def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
         if isinstance(request, pb.OpenCheckpointRequest):
             raise Unavailable("nobody is there")
 
-    def hear(request: object) -> None:
+    def on_request(request: object) -> None:
         if cluster.answers and cluster.answers[-1] is pb.OpenCheckpointRequest:
             opened.set()
 
@@ -176,7 +176,7 @@ def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
 
 
 def marks(cluster: Cluster, step: int) -> None:
-    """Have a step marked for deletion just before the next reader of it is registered."""
+    """Mark a step for deletion just before its next reader is registered."""
 
     def on_call(request: object) -> None:
         if isinstance(request, pb.OpenCheckpointRequest):
@@ -198,11 +198,11 @@ def test_what_is_given_up_as_it_is_found_is_not_begun(cluster: Cluster, tmp_path
 def closings(cluster: Cluster) -> threading.Event:
     closed = threading.Event()
 
-    def hear(request: object) -> None:
+    def on_request(request: object) -> None:
         if isinstance(request, pb.CloseCheckpointRequest):
             closed.set()
 
-    cluster.on_call = hear
+    cluster.on_call = on_request
     return closed
 
 

@@ -1,4 +1,4 @@
-"""What DCP's process of its own asks through the trainer's."""
+"""Requests that DCP's own process sends through the trainer's process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_borrowed_port_is_the_rank_that_lent_it(borrowed: BorrowedPort) -> Non
 
 
 def test_a_save_is_committed_over_it(tmp_path: Path) -> None:
-    """As in DCP's own process, where the writer is unpickled once for each save."""
+    """The writer is unpickled for each save, as in DCP's own process."""
     cluster = Cluster(n1=1)
     trainers = StrataWriter(tmp_path, client=cluster.port(0), metadata={"a": "b"})
     used: list[Any] = []
@@ -79,7 +79,7 @@ def test_without_the_trainer_nobody_answers() -> None:
 
     cluster.on_call = ends
     for _ in range(2):
-        with pytest.raises(StaleIncarnation, match="trainer"):  # nobody asks again
+        with pytest.raises(StaleIncarnation, match="trainer"):  # no retry
             port.call(GetCheckpointRequest(job="job", step=5))
 
 

@@ -1,4 +1,4 @@
-"""A step that is saved a second time through DCP: never is what it holds discarded in silence."""
+"""A step that is saved a second time through DCP: the state of the second save is never silently discarded."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_alone_a_save_whose_marker_failed_is_no_checkpoint_and_another_takes_its
 
 
 class Late(JsonSavePlanner):
-    """A planner that is told when it may plan."""
+    """A planner that waits until the test sets `go_on`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Late(JsonSavePlanner):
 def test_a_save_that_begins_before_another_one_has_ended_takes_its_place(
     coordinated: bool, tmp_path: Path
 ) -> None:
-    """Neither is ever saved under the other's step."""
+    """Neither save stores its state under the other's step."""
     cluster = Cluster(n1=1)
     writer = StrataWriter(tmp_path, keep_count=0, client=cluster.port(0) if coordinated else None)
     first, second = Late(), Late()

@@ -1,4 +1,4 @@
-"""Worlds and places as an agent is told of them."""
+"""Sample worlds and places, as an agent receives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, World, WorldMember
 def update(
     generation: int, *, members: int = 2, place: bool = True, phase: int = JOB_PHASE_RUNNING
 ) -> WorldUpdate:
-    """Return the world of `generation`; forming without members."""
+    """Return the world of `generation`; it is forming if `members` is 0."""
     made = WorldUpdate(
         world=World(
             generation=generation,
@@ -27,14 +27,14 @@ def update(
 
 
 def place(generation: int, *, first_rank: int = 2) -> Place:
-    """Return where agent `a` stands in `generation`: ranks 2 and 3 of 4, unless told otherwise."""
-    told = update(generation)
-    told.place.first_rank = first_rank
+    """Return the place of agent `a` in `generation`: by default ranks 2 and 3 of 4."""
+    world = update(generation)
+    world.place.first_rank = first_rank
     return Place(
         job="gpt",
         worker_id="a",
-        world=told.world,
-        member=told.place,
+        world=world.world,
+        member=world.place,
         master_addr="10.0.0.1",
         master_port=4711,
         socket="/run/door",

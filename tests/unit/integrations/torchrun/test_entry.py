@@ -1,4 +1,4 @@
-"""The entry point: what torch finds, and what it costs every program that imports torch's rendezvous."""
+"""The entry point: its discovery by torch, and its cost for programs that import torch's rendezvous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that comes when its job is done: late in the same run, or of another one."""
+"""An agent that starts when its job is done: late in the same run, or in another run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 
 class _Refusing:
-    """The background loop, in which nothing runs but what is refused."""
+    """A background loop that refuses every call with `error`."""
 
     def __init__(self, error: StrataError) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""What is read from the stack of torch's launcher and agent, and what from a stack without them."""
+"""Reading the stack of torch's launcher and agent, and a stack without them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Failure:
 
 
 class GivesUpError(Exception):
-    """As torch's ChildFailedError."""
+    """Stands in for torch's ChildFailedError."""
 
     def __init__(self, failures: dict[int, Failure]) -> None:
         super().__init__("failed")
@@ -50,7 +50,7 @@ class GivesUpError(Exception):
 
 
 def launch_agent(config: object) -> Launch | None:
-    """Stand in for torch's: what counts is the name of the function and of its variable."""
+    """Stand in for torch's `launch_agent`: only the names of the function and of its variable matter."""
     return find_launch()
 
 
@@ -120,7 +120,7 @@ def test_an_agent_that_gives_up_says_by_its_exception_why() -> None:
 
 
 def test_the_names_are_still_torch_s() -> None:
-    """The variables that are looked for exist in the torch at hand."""
+    """The installed torch has the variables that Strata looks for."""
     api = pytest.importorskip("torch.distributed.elastic.agent.server.api")
     launcher = pytest.importorskip("torch.distributed.launcher.api")
     assert "run_result" in api.SimpleElasticAgent._invoke_run.__code__.co_varnames

@@ -1,4 +1,4 @@
-"""How long torchrun leaves workers alone that leave by themselves."""
+"""The time that leaving workers have before torchrun stops them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.integrations.torchrun.test_settings import settings
 def test_workers_that_leave_have_their_time_from_the_end_of_their_generation_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However long ago the news before it came: a save is quiet."""
+    """The time does not count from the previous update, which may be old: no update comes during a save."""
     now = [1000.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     member = AgentMember(settings())
@@ -30,21 +30,21 @@ def test_workers_that_leave_have_their_time_from_the_end_of_their_generation_on(
     member._session = cast("AgentSession", session)
     member.place = place(3)
 
-    def hears(generation: int) -> None:
-        told = update(generation)
+    def receive(generation: int) -> None:
+        received = update(generation)
         named = [member._settings.worker_id]
-        told.notice.CopyFrom(Notice(generation=generation, action=STOP_ACTION_DRAIN, worker_ids=named))
-        session.world = told
+        received.notice.CopyFrom(Notice(generation=generation, action=STOP_ACTION_DRAIN, worker_ids=named))
+        session.world = received
         member._leave_if_over()
 
-    hears(3)
+    receive(3)
     assert not member.must_restart
     now[0] += 100.0
-    hears(4)
+    receive(4)
     assert member.outdated
     assert not member.must_restart
     now[0] += LEAVE_S - 1
-    hears(4)
+    receive(4)
     assert not member.must_restart
     now[0] += 1
     assert member.must_restart

@@ -1,4 +1,4 @@
-"""What agents bring to the join barrier, and what each of them makes of it."""
+"""The agents' payloads at the join barrier, and the meeting that each agent derives from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers end with their agent, also when it is killed; nobody else does."""
+"""Workers end with their agent, also if it is killed. No other process ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ asyncio.run(main())
 def agent(
     socket_path: Path, variable: str = "STRATA_SOCKET", name: str = "ranks.sock"
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run an agent with one worker; both are gone afterwards."""
+    """Run an agent with one worker; both have ended after the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", AGENT, str(socket_path), variable, name],
         stdin=subprocess.PIPE,
@@ -68,7 +68,7 @@ def agent(
 def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(
     tmp_path: Path, variable: str, name: str
 ) -> None:
-    """A worker's helper has STRATA_STACKS only, if it was started without STRATA_SOCKET."""
+    """A worker's helper that was started without STRATA_SOCKET still has STRATA_STACKS."""
     socket_path = tmp_path / "agent" / "ranks.sock"
     socket_path.parent.mkdir()
     with agent(socket_path, variable, name) as (process, worker):
@@ -84,8 +84,8 @@ def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(
 
 
 def test_a_worker_is_found_in_the_middle_of_exec(tmp_path: Path) -> None:
-    """Found in CI: for some microseconds after it was started, one of ten had no environment."""
-    much = {f"MORE_{i}": "x" * 400 for i in range(1000)}  # which exec takes longer to set up
+    """In CI, one worker of ten had no environment in /proc for some microseconds after its start."""
+    much = {f"MORE_{i}": "x" * 400 for i in range(1000)}  # a large environment makes exec take longer
     socket_path = str(tmp_path / "ranks.sock")
     for _ in range(300):
         worker = subprocess.Popen(["sleep", "1000"], env={**os.environ, **much, "STRATA_SOCKET": socket_path})
@@ -102,12 +102,12 @@ def test_one_without_an_environment_or_who_has_ended_is_nobody_s_orphan(tmp_path
         assert orphans.environment(bare.pid) == b""
         bare.kill()
         os.waitid(os.P_PID, bare.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(OSError):  # noqa: PT011  # a zombie has no program
+        with pytest.raises(OSError):  # noqa: PT011  # a zombie has no environment
             orphans.environment(bare.pid)
     finally:
         bare.kill()
         bare.wait()
-    with pytest.raises(OSError):  # noqa: PT011  # nor has who is gone
+    with pytest.raises(OSError):  # noqa: PT011  # nor has a process that was reaped
         orphans.environment(bare.pid)
     assert orphans.find(str(tmp_path / "ranks.sock")) == []
 
@@ -140,7 +140,7 @@ def test_only_a_child_of_this_process_is_ended_or_what_is_above_a_grandchild() -
         os.kill(stranger, signal.SIGKILL)
         orphans.end_child_above(child.pid)
         assert child.join(LIMIT_S) == -signal.SIGKILL
-        orphans.end_child_above(child.pid)  # gone: nothing happens
+        orphans.end_child_above(child.pid)  # the child has ended: nothing happens
         assert wrapper.poll() is None
         orphans.end_child_above(only_child(wrapper.pid))
         assert wrapper.join(LIMIT_S) == -signal.SIGKILL
@@ -151,5 +151,5 @@ def test_only_a_child_of_this_process_is_ended_or_what_is_above_a_grandchild() -
 
 
 def only_child(pid: int) -> int:
-    """Return the child of a process, once there is one."""
+    """Return the only child of a process, once it has one."""
     return int(until(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text().split())[0])

@@ -1,4 +1,4 @@
-"""An agent of torchrun whose control plane was restored: it joins again as another member."""
+"""A torchrun agent joins again as another member after a restore of its control plane."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESTORED = ClusterRestored("the control plane was restored")
 
 
 class Member:
-    """An agent's member of a control plane that was restored; the third one is let in."""
+    """An agent's member in a restored control plane; only the third such member can join."""
 
     made: list[Member]
 
@@ -50,7 +50,7 @@ def test_it_joins_again_as_another_member_until_one_is_let_in(monkeypatch: pytes
 
     handler = importlib.import_module(
         "strata.integrations.torchrun.handler"
-    )  # its package has a function of that name
+    )  # the package has a function of the same name
     Member.made = []
     background = BackgroundLoop()
     pauses: list[float] = []

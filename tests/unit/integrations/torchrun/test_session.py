@@ -1,4 +1,4 @@
-"""What ends an agent's session under torchrun."""
+"""The end of an agent's session under torchrun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 10.0
 
 
 async def test_an_error_that_is_none_of_strata_s_ends_the_agent_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was dropped: the agent waited for a world for ever."""
+    """Otherwise the agent would wait for a world for ever."""
 
     async def run(_self: MemberSession) -> None:
         raise ZeroDivisionError

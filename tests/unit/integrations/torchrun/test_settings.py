@@ -1,4 +1,4 @@
-"""What an agent may be told, and what is refused before anything is connected."""
+"""The settings of an agent under torchrun, and those it refuses before it connects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settings(
 def test_who_leaves_by_a_signal_and_how_soon_is_as_for_strata_run(
     env: dict[str, str], conf: dict[str, str], who: str, grace_s: float
 ) -> None:
-    """What a training is told by STRATA_TRAIN_PREEMPT or strata.toml counts, unless this agent is told more."""
+    """The training's setting, from STRATA_TRAIN_PREEMPT or strata.toml, counts unless the agent's own settings override it."""
     found = settings(env=env, conf=conf, training=TrainingConfig(preempt="member", preempt_grace_s=40.0))
     assert (found.preempt, found.preempt_grace_s) == (who, grace_s)
 
@@ -167,7 +167,7 @@ def test_a_refusal_is_no_surprise_to_torch() -> None:
 
 
 def test_the_scheduler_says_which_run_it_is_and_a_run_id_does_not() -> None:
-    """`--rdzv-id` is the job's name: the next training of that name has the same."""
+    """`--rdzv-id` is the job's name, so a later training of that name has the same id."""
     assert settings(env={"TORCHELASTIC_RUN_ID": "gpt"}).scheduled_run == ""
     assert settings(env={"SLURM_JOB_ID": "4711"}).scheduled_run == "slurm-4711"
     assert settings(env={"SLURM_JOB_ID": "4711", "STRATA_RUN_ID": "8f3c"}).scheduled_run == "8f3c"

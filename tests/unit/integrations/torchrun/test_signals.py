@@ -1,4 +1,4 @@
-"""SIGTERM to torchrun's agent, as its handler of signals sees it."""
+"""SIGTERM to torchrun's agent, and the call of its signal handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.integrations.torchrun.signals import AgentSignals
 
 @pytest.fixture
 def torchs() -> Iterator[list[int]]:
-    """Install a handler as torchrun does, and say what it was called with."""
+    """Install a signal handler as torchrun does; yield the numbers it was called with."""
     called: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: called.append(number))
     yield called
@@ -26,12 +26,12 @@ def sigterm() -> None:
 
 
 def test_the_first_signal_asks_and_the_second_is_torchrun_s(torchs: list[int]) -> None:
-    asked: list[str] = []
-    signals = AgentSignals(asked.append)
+    requests: list[str] = []
+    signals = AgentSignals(requests.append)
     signals.take()
     signals.take()
     sigterm()
-    assert (asked, torchs) == (["SIGTERM"], [])
+    assert (requests, torchs) == (["SIGTERM"], [])
     signals.take()
     signals.give_up("nobody could be asked")
     assert torchs == [signal.SIGTERM]
@@ -40,13 +40,13 @@ def test_the_first_signal_asks_and_the_second_is_torchrun_s(torchs: list[int]) -
 def test_a_scheduler_s_warning_asks_too_and_the_sigterm_that_it_means_is_no_second_one(
     torchs: list[int],
 ) -> None:
-    asked: list[str] = []
-    signals = AgentSignals(asked.append)
+    requests: list[str] = []
+    signals = AgentSignals(requests.append)
     before = signal.getsignal(signal.SIGUSR1)
     signals.take()
     os.kill(os.getpid(), signal.SIGUSR1)
     sigterm()
-    assert (asked, torchs) == (["SIGUSR1"], [])
+    assert (requests, torchs) == (["SIGUSR1"], [])
     sigterm()
     assert torchs == [signal.SIGTERM], "a second one is torchrun's"
     signals.give_back()
@@ -63,29 +63,29 @@ def test_a_warning_that_nobody_can_obey_ends_as_sigterm_does(torchs: list[int]) 
 
 
 def test_after_a_generation_everything_is_as_before(torchs: list[int]) -> None:
-    asked: list[str] = []
-    signals = AgentSignals(asked.append)
+    requests: list[str] = []
+    signals = AgentSignals(requests.append)
     signals.take()
     sigterm()
     signals.give_back()
     sigterm()
-    assert (asked, torchs) == (["SIGTERM"], [signal.SIGTERM])
+    assert (requests, torchs) == (["SIGTERM"], [signal.SIGTERM])
     signals.take()
     sigterm()
-    assert asked == ["SIGTERM", "SIGTERM"]
+    assert requests == ["SIGTERM", "SIGTERM"]
     signals.give_back()
 
 
 def test_a_handler_that_torchrun_sets_anew_is_found_again(torchs: list[int]) -> None:
-    asked: list[str] = []
-    signals = AgentSignals(asked.append)
+    requests: list[str] = []
+    signals = AgentSignals(requests.append)
     signals.take()
     later: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: later.append(number))
     signals.take()
     sigterm()
     sigterm()
-    assert (asked, torchs, later) == (["SIGTERM"], [], [signal.SIGTERM])
+    assert (requests, torchs, later) == (["SIGTERM"], [], [signal.SIGTERM])
 
 
 def test_a_signal_that_torchrun_was_told_to_leave_alone_is_left_alone() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from torch.distributed import (  # type: ignore[attr-defined]  # not in their list
+from torch.distributed import (  # type: ignore[attr-defined]  # torch's stubs do not export them
     DistNetworkError,
     DistStoreError,
     HashStore,
@@ -38,7 +38,7 @@ def made(
 
 @pytest.mark.parametrize("group_rank", [0, 1])
 def test_torch_numbers_its_workers_without_asking_anybody(group_rank: int) -> None:
-    """With nothing in the store behind: another agent may be gone before it wrote there."""
+    """The store behind is empty here, because another agent may end before it writes to it."""
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=None, entrypoint="true")  # type: ignore[arg-type]
     number = SimpleElasticAgent._assign_worker_ranks
     workers = number(None, made(HashStore()), group_rank, 2, spec)
@@ -66,18 +66,18 @@ def test_all_else_is_kept_in_the_store_behind() -> None:
 
 
 def test_who_enters_the_exit_barrier_is_done_and_leaves_with_the_others() -> None:
-    behind, told = HashStore(), []
-    one = made(behind, finished=lambda: told.append("one"))
-    other = made(behind, finished=lambda: told.append("other"))
+    behind, finished = HashStore(), []
+    one = made(behind, finished=lambda: finished.append("one"))
+    other = made(behind, finished=lambda: finished.append("other"))
     last = torchs._barrier_nonblocking(store=one, world_size=2, key_prefix=EXIT_BARRIER)
-    assert told == ["one"]
+    assert finished == ["one"]
     torchs.barrier(store=other, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
-    assert told == ["one", "other"]
+    assert finished == ["one", "other"]
     one.wait([last])
 
 
 def test_who_has_the_store_leaves_last() -> None:
-    """It takes the store with it; another agent that has not looked yet would end with a traceback."""
+    """The store ends with its host. An agent that has not read the barrier's key yet would end with a traceback."""
     behind, left = HashStore(), []
     host, other = made(behind, first_rank=0), made(behind)
     last = torchs._barrier_nonblocking(store=other, world_size=2, key_prefix=EXIT_BARRIER)
@@ -119,16 +119,16 @@ def test_who_had_the_store_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_waits_for_those_of_a_generation_that_has_ended() -> None:
-    asked: list[float] = []
+    limits_s: list[float] = []
 
     def ended_within(limit_s: float) -> bool:
-        asked.append(limit_s)
-        return len(asked) == 3
+        limits_s.append(limit_s)
+        return len(limits_s) == 3
 
     one = made(HashStore(), ended_within=ended_within)
     with pytest.raises(DistStoreError, match="generation 3 has ended"):
         torchs.barrier(store=one, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=300)
-    assert len(asked) == 3
+    assert len(limits_s) == 3
 
 
 def test_the_wait_has_the_time_that_was_set() -> None:

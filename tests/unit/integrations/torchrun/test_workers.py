@@ -1,4 +1,4 @@
-"""What an agent of torchrun knows of workers that torch started, and does to them."""
+"""A torchrun agent and the workers that torch started: their processes, stops and core dumps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.integrations.torchrun.places import place
 
 
 class Attached:
-    """A relay at which ranks 2 and 3 attached."""
+    """A relay to which ranks 2 and 3 are attached."""
 
     def __init__(self, children: list[subprocess.Popen[bytes]]) -> None:
         self.processes = {rank: RankProcess(child.pid) for rank, child in zip((2, 3), children, strict=True)}
@@ -76,7 +76,7 @@ async def test_a_core_is_cut_off_after_a_while_unless_a_newer_generation_runs(
     if newer:
         workers.relay = cast("Relay", Attached(children))
     over = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.1, over.set)  # due after the end of the core's time
+    asyncio.get_running_loop().call_later(0.1, over.set)  # due after CORE_S has passed
     await over.wait()
     assert workers.evicted == ({} if newer else {3: "it dumps core"})
     if newer:

@@ -1,4 +1,4 @@
-"""Which commands are Python's, read as Python reads them."""
+"""Recognising commands that run Python, with the arguments parsed as Python does."""
 
 from __future__ import annotations
 

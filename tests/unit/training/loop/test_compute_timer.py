@@ -1,4 +1,4 @@
-"""A rank's own part of a step: the wait for its batches, and its thread's work; not the wait for others."""
+"""A rank's compute time of a step: the wait for its batches and its thread's work, without the wait for other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strata.training.loop.compute_timer import ComputeTimer
 
 
 class Time:
-    """A clock that only a test moves: sleeping passes time, working uses the processor as well."""
+    """A clock that only a test moves: `sleep` passes time, and `work` uses processor time as well."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -37,15 +37,15 @@ def test_the_wait_for_data_and_the_work_count_and_the_wait_for_others_does_not()
             time.sleep(3.0)  # the loader
             yield number
 
-    told = []
+    measured = []
     for _batch in own.waiting(batches()):
         own.begins()
         time.work(2.0)
         time.sleep(10.0)  # a collective
         own.completed()
-        told.append(own.last_s)
+        measured.append(own.last_s)
         time.work(7.0)  # a save
-    assert told == [5.0, 5.0]
+    assert measured == [5.0, 5.0]
 
 
 def test_a_step_of_several_batches_has_all_of_them() -> None:
@@ -53,17 +53,17 @@ def test_a_step_of_several_batches_has_all_of_them() -> None:
 
     def batches() -> Iterator[int]:
         for number in range(4):
-            time.work(1.0)  # loaded in this thread: once as a wait, not again as work
+            time.work(1.0)  # loaded in this thread: counted once as a wait, not again as work
             yield number
 
-    told = []
+    measured = []
     for number in own.waiting(batches()):
         own.begins()
         time.work(2.0)
         if number % 2:
             own.completed()
-            told.append(own.last_s)
-    assert told == [6.0, 6.0]
+            measured.append(own.last_s)
+    assert measured == [6.0, 6.0]
 
 
 def test_a_loop_of_one_s_own_counts_the_work() -> None:

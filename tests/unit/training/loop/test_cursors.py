@@ -1,4 +1,4 @@
-"""How far shards are: saved by whoever advances them, found by whoever reads them next."""
+"""Positions of shards: saved by the rank that advances them, restored by the rank that reads them next."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
 
 @given(st.data())
 def test_no_shard_is_forgotten_or_goes_back_whoever_reads_it_in_whichever_world(data: st.DataObject) -> None:
-    """Worlds of any size, one after the other, in which any rank advances any shard of its own."""
+    """Worlds of any size follow one another, and in each any rank advances any of its own shards."""
     texts: list[str] = []
-    told: dict[int, int] = {}
+    expected: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 4))):
         size = data.draw(st.integers(1, 4))
         books = [book(rank, texts) for rank in range(size)]
         owner = {shard: data.draw(st.integers(0, size - 1)) for shard in range(5)}
         for shard, rank in owner.items():
             cursors = books[rank].of("d")
-            assert cursors.position(shard) == told.get(shard, 0)
+            assert cursors.position(shard) == expected.get(shard, 0)
             if data.draw(st.booleans()):
-                told[shard] = told.get(shard, 0) + data.draw(st.integers(0, 9))
-                cursors.advance(shard, told[shard])
+                expected[shard] = expected.get(shard, 0) + data.draw(st.integers(0, 9))
+                cursors.advance(shard, expected[shard])
         books[0].of("d")
         texts = [one.saved() for one in books]

@@ -16,11 +16,11 @@ from strata.training.loop.ddp_buckets import Buckets, order_of, wrapped_in
 
 torch = pytest.importorskip("torch")
 ORDER = [3, 2, 5, 4, 1, 0]
-"""Of the parameters of `net`: none that DDP has by itself."""
+"""An order of `net`'s parameters that DDP never chooses by itself."""
 
 
 class Ranks:
-    """Three ranks, of which the two others say what they are told to."""
+    """Three ranks, of which the other two send the payload of a test."""
 
     world_size = 3
     rank = 0
@@ -39,7 +39,7 @@ class Ranks:
 
 @pytest.fixture(autouse=True)
 def _group() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Initialise a process group of this process alone."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     end_group()
@@ -111,7 +111,7 @@ def test_a_compiled_one_goes_on() -> None:
     buckets({"model": found.module}).begin()
     inputs = torch.randn(6, 4)
     for ddp in (wanted, compiled):
-        ddp.eval()  # without the dropout, whose random numbers are drawn differently
+        ddp.eval()  # without the dropout, which draws other random numbers
         for _ in range(3):
             ddp(inputs).sum().backward()
     for one, other in zip(wanted.parameters(), found.parameters(), strict=True):

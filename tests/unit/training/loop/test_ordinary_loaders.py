@@ -1,4 +1,4 @@
-"""Loaders that are only iterated over: what a step has of them, and where an epoch ends."""
+"""Loaders that support iteration only: which batches a step gets, and where an epoch ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.training.room import LIMIT_S, Room
 
 
 class Reusing:
-    """A loader that has one buffer for all of its batches, and more of them than it says."""
+    """A loader that reuses one buffer for all of its batches, and has more batches than its length."""
 
     def __init__(self, count: int, length: int | None = None) -> None:
         self.drawn = 0
@@ -37,7 +37,7 @@ class Reusing:
 
 
 class Sized(Reusing):
-    """One that says how many batches it has."""
+    """A loader that reports a length."""
 
     def __len__(self) -> int:
         return self.length
@@ -48,7 +48,7 @@ def batches(count: int = 6, size: int = 2) -> list[np.ndarray[Any, Any]]:
 
 
 def test_a_batch_is_drawn_when_its_turn_has_come() -> None:
-    """A loader may use its memory again for the next one."""
+    """A loader may reuse a batch's memory for the next batch."""
     loader = Sized(5, 5)
     feed = OrdinaryFeed(loader, 3, 1, length=5)
     seen = [(fed.batch[0].item(), loader.drawn, fed.last, fed.weight) for fed in feed.epoch(Position())]
@@ -83,7 +83,7 @@ def test_of_a_loader_without_a_length_one_batch_is_drawn_early_at_most() -> None
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_length_that_is_an_estimate_leaves_nothing_out(world_size: int, tmp_path: Path) -> None:
-    """All ranks say the same one, and each loader has more."""
+    """All ranks report the same length, and each loader has more batches."""
     room = Room(world_size)
     seen: dict[int, list[tuple[int, bool]]] = {rank: [] for rank in range(world_size)}
 
@@ -121,7 +121,7 @@ def test_an_ordinary_loader_is_passed_over_and_the_log_says_so(caplog: pytest.Lo
 
 
 def test_the_last_step_of_an_ordinary_loader_may_have_fewer_batches() -> None:
-    """Nothing of an epoch is left in the gradients of the next one, whether the length is known or not."""
+    """No batch's gradients are left for the next epoch, whether the length is known or not."""
     for loader, length in ((batches(5), 5), (iter(batches(5)), None)):
         feed = OrdinaryFeed(loader, 2, 1, length=length)
         fed = list(feed.epoch(Position()))
@@ -131,7 +131,7 @@ def test_the_last_step_of_an_ordinary_loader_may_have_fewer_batches() -> None:
 
 
 def test_loaders_of_different_lengths_end_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A rank that has more is not left in a collective that nobody else comes to."""
+    """A rank with more batches is not left alone in a collective."""
     room = Room(2)
     seen: dict[int, list[int]] = {0: [], 1: []}
 
@@ -168,7 +168,7 @@ def test_loaders_whose_lengths_nobody_agrees_on_are_used_as_they_are(
 
 
 class Scripted(Alone):
-    """A rank of two, of which a test says what comes of each round."""
+    """One rank of two; each barrier round ends as the next item of `rounds` prescribes."""
 
     world_size = 2
 
@@ -193,7 +193,7 @@ def test_a_rank_that_is_late_with_its_loader_is_waited_for() -> None:
 
 
 def test_lengths_that_differed_are_kept_when_nobody_can_be_asked() -> None:
-    """Else a rank would be left in a collective once coordinators are lost."""
+    """Otherwise a rank would wait alone in a collective once the coordinators are lost."""
     lengths = Lengths(Scripted(told(3), Unavailable("no outcome")))
     assert [lengths.shortest(5) for _ in range(3)] == [3, 3, 3]
 

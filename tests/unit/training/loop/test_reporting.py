@@ -1,4 +1,4 @@
-"""What rank 0 reports of the training: as of the step that it is reported with, though it is made later."""
+"""Rank 0's training report: its values are those of the step it is reported with, although it is built later."""
 
 from __future__ import annotations
 

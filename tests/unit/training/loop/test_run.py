@@ -1,4 +1,4 @@
-"""`Run`: what is counted, saved and gone on from, in a process that trains alone."""
+"""`Run` in a process that trains alone: its counts, its saves, and the position it resumes from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder:
-    """A hook that writes down what it is told."""
+    """A hook that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
@@ -62,8 +62,8 @@ def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
     with run:
         seen = [(run.begun, run.step, batch.tolist()) for batch in run.steps(batches(3))]
     assert seen == [(1, 0, [0, 1]), (2, 1, [2, 3]), (3, 2, [4, 5])]
-    told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
-    assert recorder.told == [*told, ("begins", 3), ("completed", 3), ("closed", 0)]
+    calls = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
+    assert recorder.told == [*calls, ("begins", 3), ("completed", 3), ("closed", 0)]
     assert run.position == Position(step=3, epoch_samples=6, epoch_batches=3, samples=6)
 
 
@@ -100,7 +100,7 @@ def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
     for batch in first.steps(batches(6)):
         weights += batch.sum()
         if first.step == 4:
-            break  # in the fifth step: its body did not return
+            break  # in the fifth step, whose body does not return
     first.abandon("the test kills it")
 
     weights = np.zeros(1)
@@ -119,7 +119,7 @@ def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("then", ["close", "save", "another loop", "at rest"])
 def test_a_loop_that_was_left_behind_the_optimizer_s_step_has_completed_it(then: str, tmp_path: Path) -> None:
-    """Also while somebody holds its iterator, as tqdm does: Python does not tell that of its end."""
+    """This holds also while tqdm, say, keeps the loop's iterator alive, so that Python does not report its end."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -160,7 +160,7 @@ def test_epochs_that_were_finished_are_passed_over(tmp_path: Path) -> None:
 
 
 def drawn(root: Path, *, until: int = 99) -> list[float]:
-    """Return what the steps of one process drew, which draws before its first step as well; it dies in step `until`."""
+    """Return the random numbers drawn in a process's steps; the process also draws before them, and dies in `until`."""
     run = started(root)
     random.random()
     numbers = []
@@ -174,7 +174,7 @@ def drawn(root: Path, *, until: int = 99) -> list[float]:
 
 
 def test_what_is_drawn_before_the_first_step_of_a_restored_run_changes_nothing(tmp_path: Path) -> None:
-    """As a sampler draws its seed where a loader is made behind strata.init."""
+    """For example, a sampler draws its seed when a loader is created after strata.init."""
     random.seed(1)
     wanted = drawn(tmp_path / "one")
     random.seed(1)
@@ -186,7 +186,7 @@ def test_what_is_drawn_before_the_first_step_of_a_restored_run_changes_nothing(t
 def test_random_states_are_put_back_only_where_they_were_restored_and_no_step_was_done(
     tmp_path: Path,
 ) -> None:
-    for step_before in (0, 1):  # in the run that is restored
+    for step_before in (0, 1):  # none in a new run, one in the run that is restored from it
         run = started(tmp_path)
         for _ in range(step_before):
             run.step_done()
@@ -204,8 +204,8 @@ def test_a_loop_of_one_s_own_says_when_a_step_is_done(tmp_path: Path) -> None:
         run.step_done(samples=10)
         run.step_done(samples=10)
         assert (run.step, run.begun, run.position.samples) == (2, 3, 20)
-        told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2), ("begins", 3)]
-        assert recorder.told == told
+        calls = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2), ("begins", 3)]
+        assert recorder.told == calls
     with started(tmp_path) as again:
         assert (again.step, again.position.samples) == (2, 20)
 
@@ -277,7 +277,7 @@ def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
 
 
 class Late(Alone):
-    """A world whose other rank comes to a barrier in the third round only."""
+    """A world whose other rank enters a barrier only in the third round."""
 
     def __init__(self) -> None:
         super().__init__(world_size=1)
@@ -312,7 +312,7 @@ def test_an_end_that_nobody_else_comes_to_is_told(tmp_path: Path) -> None:
 
 
 class Timed(Alone):
-    """A world in which is seen how long a barrier may take."""
+    """A world that records the timeout of each barrier."""
 
     def __init__(self) -> None:
         super().__init__(world_size=1)
@@ -369,7 +369,7 @@ def test_the_common_save_waits_for_all_and_those_in_flight_unless_it_is_over_her
 
 
 def test_who_closes_meets_who_saves_the_same_step(tmp_path: Path) -> None:
-    """One leaves its loop by break at a step whose save is due for the other, which completes it."""
+    """Rank 0 leaves its loop by break at a step. For rank 1, which completes that step, a save is due."""
     room = Room(2)
     ended: dict[int, int] = {}
 
@@ -415,7 +415,7 @@ def test_plain_values_are_saved_as_they_are_then_and_restored_where_they_stand(t
         for step in range(1, 6):
             state["seen"] += step
             state["names"] = [*state["names"], str(step)]
-            state["array"] = np.full(2, float(step))  # another array, not the one that was handed over
+            state["array"] = np.full(2, float(step))  # another array than the one that was passed to `init`
             run.step_done(1)
     again: dict[str, Any] = {"seen": 0, "names": [], "array": np.zeros(2)}
     with strata.init(state=again, storage_path=tmp_path) as run:
@@ -444,7 +444,7 @@ def test_what_is_done_again_behind_epochs_that_are_passed_over_changes_no_plain_
             for _ in run.steps(batches(3)):
                 if run.step == until:
                     run.checkpoints.wait_until_finished()
-                    return state  # as a program that is killed: nothing more is saved
+                    return state  # like a killed program: nothing more is saved
             state["epochs"] += 1
             state["history"].append(epoch)
         run.close()

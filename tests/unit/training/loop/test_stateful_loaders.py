@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader: elastic where a DataLoader would be, else it goes on from its own state."""
+"""torchdata's StatefulDataLoader: elastic if a DataLoader would be; otherwise it resumes from its own state."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     yield
-    end_group()  # of a run that was abandoned
+    end_group()  # the group of a run that was abandoned
 
 
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]  # torch is not imported
-    """Numbers that go on from epoch to epoch, so that only its state says which comes next."""
+    """A stream of numbers that continues from epoch to epoch, so that only its state tells the next number."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -54,7 +54,7 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defin
 
 
 class Again(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
-    """Numbers from the first one on in each epoch; behind the last one its state is that of a new epoch."""
+    """A stream that restarts at the first number each epoch; after the last number its state is a new epoch's."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -84,7 +84,7 @@ class Estimated(Again):
 
 
 class Backwards(torch.utils.data.Sampler):  # type: ignore[misc, name-defined]
-    """A sampler of the program's own, without a state."""
+    """A sampler of the program, without a state."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -97,7 +97,7 @@ class Backwards(torch.utils.data.Sampler):  # type: ignore[misc, name-defined]
 
 
 class Drawn(Backwards):
-    """One that draws at random, and has a state: what is left of the epoch."""
+    """A sampler that draws at random; its state is the rest of the epoch."""
 
     left: Sequence[int] = ()
 
@@ -134,15 +134,15 @@ def stream(workers: int = 0, **settings: Any) -> Any:
 
 
 def feeding(rank: int = 0, world_size: int = 1, **settings: Any) -> Feeding:
-    asked = {"global_batch": None, "seed": 0, "uneven": True, "saved": {}, **settings}
-    return Feeding(rank=rank, world_size=world_size, **asked)
+    options = {"global_batch": None, "seed": 0, "uneven": True, "saved": {}, **settings}
+    return Feeding(rank=rank, world_size=world_size, **options)
 
 
 # -- map-style: elastic
 
 
 def whole_epoch(loader: Any, world_size: int, at: Position, **settings: Any) -> list[list[int]]:
-    """Return the samples of each step that is left, of all ranks."""
+    """Return the samples of each remaining step of the epoch, over all ranks."""
     feeds = [feeding(rank, world_size, **settings).feed(loader, 1).epoch(at) for rank in range(world_size)]
     return [[i for fed in step for i in fed.batch[0].tolist()] for step in zip(*feeds, strict=True)]
 
@@ -198,11 +198,11 @@ def test_what_could_not_go_on_is_refused() -> None:
 
 
 class Derived(StatefulDataLoader):  # type: ignore[misc, valid-type]
-    """A loader that is not made again, for it may do anything."""
+    """A loader that Strata does not rebuild, since a subclass may do anything."""
 
 
 def test_one_that_reads_the_whole_dataset_on_every_rank_is_refused() -> None:
-    """What is not elastic is not divided by Strata."""
+    """Strata does not divide a loader that is not elastic."""
     sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
     dataset = mapped().dataset
     whole = {
@@ -224,13 +224,13 @@ def test_one_that_reads_the_whole_dataset_on_every_rank_is_refused() -> None:
         assert isinstance(feeding(1, 2).feed(Derived(dataset, sampler=may), 1), StatefulFeed)
 
 
-# -- the others: they go on from their own state
+# -- loaders that are not elastic resume from their own state
 
 
 def train(
     root: Path, loader: Any, *, until: int = 10**9, epochs: int = 3, every: int = 5, accumulate: int = 1
 ) -> list[list[int]]:
-    """Train, save each `every` steps, die in step `until`; return the samples of each step begun."""
+    """Train, save every `every` steps, die in step `until`; return the samples of each step that began."""
     torch.manual_seed(1)
     run = strata.init(state={"noise": torch.zeros(1)}, storage_path=root, save_every_steps=every, data=loader)
     steps: list[list[int]] = [[] for _ in range(run.step)]
@@ -254,7 +254,7 @@ def _numbers(batch: Any) -> list[int]:
 
 
 def check(tmp_path: Path, make: Any, *, deaths: Sequence[int], **options: Any) -> None:
-    """A training that dies in these steps trains on what an undisturbed one trains on."""
+    """Assert that a training that dies in these steps trains on the same samples as an undisturbed one."""
     wanted = train(tmp_path / "one", make(), **options)
     for until in deaths:
         some = train(tmp_path / "two", make(), until=until, **options)
@@ -302,13 +302,13 @@ def test_nor_is_one_whose_order_a_sampler_with_a_state_draws(workers: int, tmp_p
 
 
 def test_a_save_changes_nothing_of_what_comes_next(tmp_path: Path) -> None:
-    """The batch that it draws early is the next one, drawn with the same random numbers."""
+    """A save draws the next batch early, with the same random numbers as without the save."""
     loaders = [StatefulDataLoader(Again(), batch_size=BATCH) for _ in range(2)]
     assert train(tmp_path / "one", loaders[0], every=1) == train(tmp_path / "two", loaders[1], every=100)
 
 
 def test_the_next_epoch_of_a_loop_that_was_left_begins_where_it_was_left() -> None:
-    """However much a save drew early."""
+    """This holds however many batches a save drew early."""
     feed = feeding().feed(stream(), 1)
     fed(feed, Position(), 2)
     feed.facts(Position(epoch_batches=2))
@@ -317,7 +317,7 @@ def test_the_next_epoch_of_a_loop_that_was_left_begins_where_it_was_left() -> No
 
 
 def test_steps_of_several_batches(tmp_path: Path) -> None:
-    """The last step of an epoch is known by the end of the loader, which its state then says."""
+    """The loader's end marks the last step of an epoch, and its state then records that end."""
     check(tmp_path, stream, deaths=[3, 4], every=1, accumulate=4)
 
 
@@ -341,7 +341,7 @@ def fed(feed: Any, position: Position, count: int) -> list[Fed]:
 
 
 def test_a_save_within_a_step_is_of_the_steps_that_are_complete() -> None:
-    """What the loader has given beyond them is drawn again."""
+    """Batches drawn after the last complete step are drawn again."""
     feed = feeding().feed(stream(), 3)
     batches = feed.epoch(Position())
     seen = [next(batches).batch.tolist() for _ in range(5)]
@@ -361,7 +361,7 @@ def test_an_epoch_that_was_left_is_gone_on_with() -> None:
 
 
 def test_loaders_that_take_turns_are_refused() -> None:
-    """One after the other is right: what is saved is of the one that the epoch reads."""
+    """Loaders that follow one another are accepted: a save holds the state of the loader that the epoch reads."""
     ranks = feeding()
     first, second = ranks.feed(stream(), 1), ranks.feed(stream(), 1)
     fed(first, Position(), EPOCH)
@@ -386,7 +386,7 @@ def test_a_world_of_another_size_is_refused() -> None:
 
 
 def test_an_epoch_may_have_a_loader_and_an_accumulate_of_its_own() -> None:
-    """No state was restored, so none is of another world."""
+    """No state was restored, so no loader's state comes from another world."""
     ranks, loader = feeding(), stream()
     fed(ranks.feed(loader, 1), Position(), EPOCH)
     (whole,) = [one for one in fed(ranks.feed(loader, 2), Position(epoch=1), 2) if one.last]
@@ -397,7 +397,7 @@ def test_an_epoch_may_have_a_loader_and_an_accumulate_of_its_own() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_it_goes_on_behind_an_epoch_that_has_ended(workers: int, tmp_path: Path) -> None:
-    """The last step of an epoch was saved after the loader had ended, as a run is closed."""
+    """Closing a run saves the last step of an epoch after the loader has ended."""
     wanted = train(tmp_path / "one", stream(workers), epochs=3)
     for epochs in (1, 2, 3):
         steps = train(tmp_path / "two", stream(workers), epochs=epochs)

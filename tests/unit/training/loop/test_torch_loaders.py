@@ -1,4 +1,4 @@
-"""A run with torch: ordinary DataLoaders become elastic, and a script's own steps are counted."""
+"""A run with torch: ordinary DataLoaders become elastic, and the steps of a script's own loop are counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     yield
-    end_group()  # of a run that was abandoned
+    end_group()  # the group of a run that was abandoned
 
 
 def loader(**settings: Any) -> Any:
@@ -33,12 +33,12 @@ def loader(**settings: Any) -> Any:
 
 
 def feeding(rank: int = 0, world_size: int = 1, **settings: Any) -> Feeding:
-    asked = {"global_batch": None, "seed": 0, "uneven": True, "saved": {}, **settings}
-    return Feeding(rank=rank, world_size=world_size, **asked)
+    options = {"global_batch": None, "seed": 0, "uneven": True, "saved": {}, **settings}
+    return Feeding(rank=rank, world_size=world_size, **options)
 
 
 def epoch(loader: Any, world_size: int, at: Position, *, accumulate: int = 1, **settings: Any) -> list[int]:
-    """Return the samples of what is left of an epoch, step by step, in a world of this size."""
+    """Return the samples of the rest of an epoch, step by step, in a world of this size."""
     feeds = [
         feeding(rank, world_size, **settings).feed(loader, accumulate).epoch(at) for rank in range(world_size)
     ]
@@ -85,7 +85,7 @@ def test_accumulation_keeps_the_batches_of_a_step() -> None:
 
 
 def test_a_world_that_does_not_divide_the_batch_trains_on_the_same_samples() -> None:
-    """Weighted, each sample counts alike: the ranks' mean gradient is that of one rank alone."""
+    """With the weights, each sample counts the same: the ranks' mean gradient equals that of one rank alone."""
     data = loader()
     saved = feeding(0, 2).feed(data, 2).facts(Position())
     whole = epoch(data, 2, Position(), accumulate=2)

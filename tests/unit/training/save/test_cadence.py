@@ -1,4 +1,4 @@
-"""When the next save is due: the same on every rank, and worth its cost."""
+"""When the next save is due: the same step on every rank, and an interval that is worth the save's cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_young_and_daly() -> None:
 
 
 def best_interval_s(cost: float, between: float) -> float:
-    """Return the interval that loses the least, searched for in Daly's model of the whole time."""
+    """Return the interval with the least lost time in Daly's model, by search."""
 
     def loss(interval: float) -> float:
         return between / interval * math.expm1((interval + cost) / between)
@@ -116,8 +116,8 @@ def test_generations_that_no_failure_began_are_none() -> None:
 
 
 def test_all_ranks_agree_whatever_the_order() -> None:
-    told = {r: payload_of(Pace(step_s=r + 1.0, failure_s=10.0 * (r + 1)), more="x") for r in range(3)}
-    assert agreed(told) == agreed(dict(reversed(told.items()))) == Pace(step_s=3.0, failure_s=10.0)
+    payloads = {r: payload_of(Pace(step_s=r + 1.0, failure_s=10.0 * (r + 1)), more="x") for r in range(3)}
+    assert agreed(payloads) == agreed(dict(reversed(payloads.items()))) == Pace(step_s=3.0, failure_s=10.0)
     assert agreed({}) == Pace()
     with pytest.raises(Refused, match="rank 1 told no pace"):
         agreed({0: payload_of(Pace()), 1: b"{}"})

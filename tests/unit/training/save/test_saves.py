@@ -1,4 +1,4 @@
-"""The coordinated saves of a run: when they are due, what they exchange, what they cost."""
+"""The coordinated saves of a run: when they are due, the payloads that ranks exchange, and the cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strata.training.save.state import OWN_KEY, Position
 
 
 class Time:
-    """A clock that a test turns."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -103,11 +103,11 @@ def test_the_next_one_is_planned_by_the_slowest_rank(manager: CheckpointManager)
 def test_what_a_save_costs_is_told_at_the_next_however_late_one_looks(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer may evaluate for long meanwhile: such a save would be held for one that no grace is enough for."""
+    """The trainer may evaluate for long meanwhile. If that time counted, no grace would seem long enough for a save."""
     time, state, copied = Time(), dict[str, Any](), threading.Event()
 
     def arrive() -> None:
-        time.now_s += 0.25  # waiting for the other
+        time.now_s += 0.25  # the wait for the other rank
 
     def written(info: CheckpointInfo) -> None:
         assert copied.wait(20)
@@ -126,8 +126,8 @@ def test_what_a_save_costs_is_told_at_the_next_however_late_one_looks(
     time.now_s += 600.0
     assert made.expected_s() == pytest.approx(4.0), "the copy and the commit, once all are there"
     made.save(state, Position(step=2), {}, patient=True)
-    told = json.loads(context.told[1])
-    assert (told["save_s"], told["commit_s"]) == (0.25, 4.0)
+    payload = json.loads(context.told[1])
+    assert (payload["save_s"], payload["commit_s"]) == (0.25, 4.0)
     manager.close()
 
 
@@ -228,7 +228,7 @@ def test_a_rank_at_its_end_saves_whoever_holds_one_and_so_do_all(
 def test_who_should_have_left_by_now_holds_no_save_any_longer(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the one at hand, nor those behind it, nor another one that waits for their room."""
+    """Drop the save in progress, the queued saves, and a save that still waits for a buffer."""
 
     def fails(_fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -244,7 +244,7 @@ def test_who_should_have_left_by_now_holds_no_save_any_longer(
     made.finish(30)
     assert [info.dropped for info in infos] == [True] * 3
     assert "step 30 was given up while the storage refused it" in made.lost
-    manager.close()  # and none of them is a failure
+    manager.close()  # none of the saves counts as failed
     assert manager.all_steps() == []
 
 
@@ -269,11 +269,11 @@ def test_a_save_that_is_committed_as_its_wait_ends_is_no_error(
 def test_a_rank_brings_why_it_holds_a_save(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The waiting for room is no part of this: `Holds.wait_room` has it."""
-    asked: list[float] = []
+    """The wait for a buffer is replaced here; `Holds.wait_for_buffer` has it."""
+    limits: list[float] = []
 
     def wait_for_buffer(limit_s: float) -> str:
-        asked.append(limit_s)
+        limits.append(limit_s)
         return "disk full on host a"
 
     monkeypatch.setattr(manager.holds, "wait_for_buffer", wait_for_buffer)
@@ -281,6 +281,6 @@ def test_a_rank_brings_why_it_holds_a_save(
     made, _ = saves(context, manager, Time())
     for step in (10, 20):
         assert made.save_unless_held({}, Position(step=step), {}, patient=True) is None
-    assert [json.loads(told)["held"] for told in context.told] == ["disk full on host a"] * 2
-    assert asked == [ROOM_S, 0.0], "only the first time it waits for the saves in flight"
+    assert [json.loads(payload)["held"] for payload in context.told] == ["disk full on host a"] * 2
+    assert limits == [ROOM_S, 0.0], "only the first time it waits for the saves in flight"
     manager.close()

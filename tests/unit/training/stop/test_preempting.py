@@ -1,4 +1,4 @@
-"""`Preemption`: what a signal asks for, and when it is obeyed without asking."""
+"""`Preemption`: the stop that a signal requests, and when a rank obeys a signal without a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TERM = int(signal.SIGTERM)
 
 
 class Asking(RoomRank):
-    """A rank whose coordinators answer as the test says."""
+    """A rank whose coordinators answer a stop request as the test prescribes."""
 
     def __init__(self, room: Room, number: int) -> None:
         super().__init__(room, number)
@@ -50,7 +50,7 @@ class Asking(RoomRank):
 
 
 class RunOf:
-    """As much of a run as is looked at before the first step."""
+    """The attributes of a run that a preemption reads before the first step."""
 
     step = begun = 0
 
@@ -61,7 +61,7 @@ class RunOf:
 
 @pytest.fixture
 def room() -> Iterator[Room]:
-    """A world of two ranks, whose end after the test ends what still waits in it."""
+    """Yield a world of two ranks; its end after the test releases every rank that still waits in it."""
     it = Room(2)
     yield it
     it.next_world()
@@ -116,7 +116,7 @@ def test_a_signal_that_nobody_can_be_asked_for_is_to_be_obeyed(room: Room, answe
 
 @pytest.mark.parametrize("member_only", [True, False])
 def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room, member_only: bool) -> None:
-    """A generation has one notice; the coordinators make one of both."""
+    """A generation has one notice, so the coordinators merge both requests."""
     context = Asking(room, 1)
     context.answer = notice(STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT)
     context.answer.worker_ids.extend(["w0", "w1"] if member_only else [])
@@ -171,11 +171,11 @@ def test_a_stop_at_which_nobody_leaves_is_no_answer_to_a_signal(action: Any, roo
 def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its supervisor's SIGTERM may come before the word that the generation has ended."""
+    """Its agent's SIGTERM may arrive before the report that the generation has ended."""
     context = Asking(room, 0)
     context.answer = StaleGeneration("this node's ranks of generation 1 are being ended")
     assert not preemption(context)._signalled(TERM)
-    # a thread of an earlier test, which agrees on a step, may have a last word
+    # a thread of an earlier test that agrees on a step may still log
     mine = [record for record in caplog.records if record.thread == threading.get_ident()]
     assert [record.message for record in mine] == []
 
@@ -190,7 +190,7 @@ def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> No
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room: Room, heard: bool) -> None:
-    """The head follows the commit at once; its mark on the storage may be under way yet."""
+    """The leader writes the next head at the commit, while the commit marker may still be on its way to storage."""
     context = Asking(room, 0)
     context.answer = StaleGeneration("the world is generation 2")
     it = preemption(context)
@@ -204,7 +204,7 @@ def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room:
 
 @pytest.fixture
 def usr1() -> Iterator[Callable[[], None]]:
-    """SIGUSR1 to this process, which survives it."""
+    """Return a function that sends SIGUSR1 to this process, which survives it."""
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
@@ -213,7 +213,7 @@ def usr1() -> Iterator[Callable[[], None]]:
 def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_ends(
     room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That its world has ended reaches it in the session's thread, which is slower than the run."""
+    """The report that its world has ended arrives in the session's thread, which is slower than the run."""
     context = Asking(room, 0)
     context.answer = notice()
     it = preemption(context, signals=(signal.SIGUSR1,))
@@ -223,7 +223,7 @@ def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_en
     usr1()
     assert context.asked.wait(LIMIT_S)
     it.closed()
-    it._world_ended()  # it was on its way when nobody wanted it any more
+    it._world_ended()  # it arrives after the run has closed
     assert obeyed == []
 
 

@@ -1,4 +1,4 @@
-"""Signals are heard whatever the main thread does, obeyed the second time, and kept from children."""
+"""Signals are noticed whatever the main thread does, obeyed the second time, and not passed to children."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_first_signal_asks_and_the_second_ends(wait: str, programs: list[Pro
     program = Program("--wait", wait)
     programs.append(program)
     program.asked(USR1)
-    program.asked(TERM)  # another kind: a scheduler warns with one and means it with the other
+    program.asked(TERM)  # another signal: a scheduler warns with the first one and ends with the second
     program.talker.signal(TERM)
     assert program.talker.join() == -TERM
     assert [e["number"] for e in program.record.of("asked")] == [USR1, TERM]
@@ -94,14 +94,14 @@ def test_what_was_taken_is_given_back(programs: list[Program]) -> None:
 
 
 def test_a_forked_child_obeys_its_parent_only(programs: list[Program]) -> None:
-    """Strangers' signals reach neither the child nor, through it, the parent."""
+    """Signals of other processes reach neither the child nor, through it, the parent."""
     program = Program("--wait", "child")
     programs.append(program)
     child = program.record.wait_one("child")["pid"]
     for number in (TERM, USR1):
         os.kill(child, number)
-    until_taken(child)  # or its parent's would be one with the stranger's, in the kernel's eyes
-    program.asked(USR1)  # its cue to terminate the child
+    until_taken(child)  # otherwise the kernel would merge the parent's signal with the pending one
+    program.asked(USR1)  # makes the parent terminate the child
     code = program.record.wait_one("terminated")["code"]
     assert code == -TERM, "by its parent, after it had survived both"
     assert program.talker.join() == 0

@@ -1,4 +1,4 @@
-"""`Stopper`: ranks that train on while they agree, stop after one step, save it or say why not."""
+"""`Stopper`: ranks train on while they agree on a step, stop after it, and save it or report why not."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_step_that_is_saved_anyhow_is_not_saved_again_and_is_waited_for(tmp_pa
 
 
 def test_a_rank_that_hears_late_stops_where_the_others_do(tmp_path: Path) -> None:
-    """While it is deaf the others train on: nobody waits before there is a step to hold at."""
+    """While rank 1 is deaf, rank 0 trains on: no rank waits before there is a step to hold at."""
     room = Room(2)
     room.deaf = {1}
     trainers, met = training(room, tmp_path)
@@ -79,7 +79,7 @@ def test_a_rank_that_hears_late_stops_where_the_others_do(tmp_path: Path) -> Non
         if trainers[0].run_.step > heard_at + 50:
             reached.set()
 
-    met._action = far  # type: ignore[attr-defined]  # called in each step, by the last to come
+    met._action = far  # type: ignore[attr-defined]  # the last rank to arrive calls it in each step
     assert reached.wait(LIMIT_S)
     room.hear(1, notice)
     joined(trainers)
@@ -110,7 +110,7 @@ def test_a_save_that_cannot_be_done_in_time_is_skipped_aloud(
     "brings", [{"left_ms": 4000, "cost_ms": 5000}, {"can_save": False}], ids=["no time", "it cannot"]
 )
 def test_all_skip_the_save_that_one_cannot_make(brings: Any, tmp_path: Path) -> None:
-    """It may be one that all gather in: a rank that skipped it alone would leave the others hanging."""
+    """The save may be one in which all ranks gather: a rank that skipped it alone would leave the others hanging."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_DRAIN, workers=["w1"], grace_s=1000.0)
@@ -129,7 +129,7 @@ def test_all_skip_the_save_that_one_cannot_make(brings: Any, tmp_path: Path) -> 
 def test_a_save_that_does_not_commit_in_time_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its commit is held up until somebody gives it up: nobody but the stop does."""
+    """The commit waits until the save is cancelled, and only the stop cancels it."""
     room = Room(1)
     trainer, end = in_first_step(room, tmp_path)
 
@@ -187,7 +187,7 @@ def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_n
 def test_a_rank_that_waits_for_the_common_save_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silent for longer than steps take it would stand still, and be evicted."""
+    """A rank that reports nothing for longer than its steps take would count as stalled, and be evicted."""
     monkeypatch.setattr(saves, "TELL_S", 0.0)
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
@@ -227,7 +227,7 @@ def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_pat
     room.notice(STOP_ACTION_DRAIN, workers=["w1"])
     trainers[1].join(LIMIT_S)
     room.notice(STOP_ACTION_DRAIN, workers=["w1", "w2"])
-    room.hear(2, StopNotice(generation=1, action=STOP_ACTION_DRAIN, worker_ids=["w1"]))  # it comes late
+    room.hear(2, StopNotice(generation=1, action=STOP_ACTION_DRAIN, worker_ids=["w1"]))  # a late notice
     trainers[2].join(LIMIT_S)
     assert isinstance(trainers[2].ended_by, Preempted)
     assert trainers[2].stopper.leaving
@@ -262,7 +262,7 @@ def test_whether_a_notice_is_all_that_could_be_asked_for(
 
 @pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
 def test_ranks_that_stay_save_and_wait_in_place_for_the_next_world(action: Any, tmp_path: Path) -> None:
-    """An exit would be a failure to torchrun, and lose a process that restarts in place."""
+    """torchrun would take an exit for a failure, and an in-place restart would lose its process."""
     room = Room(3)
     trainers, _ = training(room, tmp_path)
     room.notice(action)
@@ -277,7 +277,7 @@ def test_ranks_that_stay_save_and_wait_in_place_for_the_next_world(action: Any, 
 
 
 def saved_by_all(trainers: list[Trainer], step: int) -> bool:
-    """Tell, once they have, that all ranks have saved that step, or that they never do."""
+    """Wait until all ranks have saved that step; tell whether they did so in time."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if all(trainer.saved() == [step] for trainer in trainers):
@@ -325,7 +325,7 @@ def test_a_rank_that_leaves_does_so_though_the_next_world_is_there_first(tmp_pat
         room.next_world()
         return info
 
-    trainer.run_.save_common = superseded  # type: ignore[method-assign]  # to know when
+    trainer.run_.save_common = superseded  # type: ignore[method-assign]  # so the test knows when the save commits
     room.notice(STOP_ACTION_PREEMPT)
     trainer.start()
     joined([trainer])
@@ -337,7 +337,7 @@ def test_data_that_ends_before_the_common_step_ends_the_training(tmp_path: Path)
     trainer, end = in_first_step(room, tmp_path, steps=2)
     room.notice(STOP_ACTION_PREEMPT)
     other = room.rank(1)
-    agreement = Agreement(begun=3)  # another one has more data than that
+    agreement = Agreement(begun=3)  # the other rank has more data than this one
     _, answer = agreement.answer(other.barrier(STOP_BARRIER, agreement.propose()), ranks=2)
     other.barrier(STOP_BARRIER, answer)
     assert decided(trainer) == 3
@@ -363,7 +363,7 @@ def test_a_rank_that_dies_while_others_agree_lets_them_go_on(
 def test_round_1_reaches_one_rank_only_and_the_other_holds_until_it_hears_it(
     action: Any, tmp_path: Path
 ) -> None:
-    """All coordinators are lost with the outcome on its way. However long that takes, no rank trains past the step."""
+    """The coordinators fail while the outcome is on its way. However long they are down, no rank trains on."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(action, grace_s=1e6)
@@ -381,7 +381,7 @@ def test_round_1_reaches_one_rank_only_and_the_other_holds_until_it_hears_it(
 
 
 def test_who_holds_when_the_world_ends_is_told_so(tmp_path: Path) -> None:
-    """It said "ok" and waits; the other one never answers, and the leader ends the generation."""
+    """The rank answered "ok" and waits. The other rank never answers, and the leader ends the generation."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_SCALE)
@@ -395,7 +395,7 @@ def test_who_holds_when_the_world_ends_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_longer_than_the_rounds_is_the_last_one(tmp_path: Path) -> None:
-    """SIGTERM with 30 s of grace, and steps of 12 s: there is no time for another one."""
+    """SIGTERM with 30 s of grace, and steps of 12 s: there is no time for another step."""
     room = Room(2)
     begun, go_on = threading.Barrier(3), threading.Event()
 

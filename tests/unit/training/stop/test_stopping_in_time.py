@@ -1,4 +1,4 @@
-"""Nobody waits for ever at a common step, nor beyond its grace."""
+"""No rank waits for ever at a common step, nor beyond its grace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> None:
 def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
     agreed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others, or all coordinators, are gone: it holds for their answer, or waits for them at the save."""
+    """The other ranks, or all coordinators, are lost: the rank holds for their answer, or waits at the save."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
@@ -68,7 +68,7 @@ def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
 def test_a_process_whose_trainer_does_not_come_out_of_a_step_is_ended_soon_after_its_deadline(
     tmp_path: Path,
 ) -> None:
-    """It evaluates, or hangs in a collective with a rank that has left; it may have no agent that would end it."""
+    """The trainer evaluates, or hangs in a collective with a departed rank, and may have no agent that would end it."""
     room = Room(1)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
@@ -107,7 +107,7 @@ def test_the_shorter_grace_of_a_wider_notice_holds(tmp_path: Path) -> None:
 def test_a_save_that_fails_on_a_rank_that_stays_is_its_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the others need not wait for its part; a step that was given up is seen by the leader."""
+    """So the other ranks need not wait for its part. If a step was given up instead, the leader detects it."""
     room = Room(1)
     trainer, end = in_first_step(room, tmp_path)
 
@@ -143,7 +143,7 @@ def test_a_step_that_is_given_up_has_who_stays_wait_for_the_next_world(
 def test_a_storage_that_hangs_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the common save, for which there is no room, nor the end waits for a save that never ends."""
+    """Neither the common save, which has no buffer, nor the end of the run waits for a save that never ends."""
     room = Room(1)
     hangs, over = threading.Event(), threading.Event()
 
@@ -179,7 +179,7 @@ def test_a_storage_that_hangs_holds_nobody_up(
 def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of memory, say: the scheduler is to hear of the preemption all the same."""
+    """The save may fail for lack of memory, say: the scheduler must still see the exit code of a preemption."""
     room = Room(1)
     trainer, end = in_first_step(room, tmp_path)
 
@@ -201,7 +201,7 @@ def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
 
 
 def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None:
-    """Its process may evaluate after `close()`, and its supervisor hears of nothing until that is over."""
+    """The process may evaluate after `close()`, and its agent learns nothing more until it ends."""
     room = Room(1)
     trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=1)
     left, order = threading.Event(), []
@@ -241,7 +241,7 @@ def test_a_process_that_ends_and_has_no_new_threads_closes_all_the_same(
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_run_that_is_about_to_end_says_so(saved: bool, tmp_path: Path) -> None:
-    """A rank that waits for another, which evaluates for long: no world is to follow, whenever one could."""
+    """This rank waits for one that evaluates for long; meanwhile the leader must form no other world."""
     room = Room(2)
     room.rounds[LOADER_BARRIER, 1] = {1: LENGTH}
     trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=int(saved))

@@ -1,5 +1,5 @@
 """Upkeep of a job's checkpoints that ranks do besides their own saves: retention, removal, reader leases,
-corruption reports.
+corruption reports. `maintenance` removes files; the leader decides which (`core.checkpoints.retention_plan`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CLOSE_S: Final = 5.0
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-class GarbageCollection:
+class Upkeep:
     """One rank's part in maintenance. One process of each host verifies copies that other hosts reported damaged.
 
     Rank 0 sends the retention rules of `config`; without rules in `config`, the job's present rules stay.
