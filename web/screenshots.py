@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from strata.processes.children import Child
 from strata.devcluster.ports import free_port
+from strata.processes.children import Child
 from tests.e2e.browser import Browser, browsing
 from web.fixture import ROOT
 
