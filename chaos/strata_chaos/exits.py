@@ -12,7 +12,6 @@ class Exit(IntEnum):
     VIOLATION = 1
     """A property that must hold was violated."""
     UNKNOWN = 2
-    """No violation was found, but the run proves too little: a fault of the script had no effect, or the run was
-    interrupted."""
+    """No violation was found, but the run proves too little: a fault had no effect, or the run was cut short."""
     INFRASTRUCTURE = 3
     """The run itself failed; it proves nothing about Strata."""

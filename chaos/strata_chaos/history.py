@@ -1,8 +1,8 @@
 """Histories: JSON lines of operations and events, written by clients, nemesis and observer for the checkers.
 
-One process writes a history and never rewrites it. Each line is one `write` to a file opened for appending. A killed
-process therefore leaves whole lines and at most one torn line, the last. Nothing is buffered here: a record survives
-the death of its process (not of the machine, which would end the run anyway).
+Only one process writes a history, and it only appends. Each line is one `write` to a file opened for appending. A
+killed process therefore leaves whole lines and at most one torn line, the last. The writer buffers nothing: a record
+survives the death of its process. Limit: it may not survive the death of the machine, which would end the run anyway.
 
 An operation leaves one line when it ends. An *announced* operation also leaves a line at its start, with `t1` null
 and the same `id`. If an announced operation has no second line, its process died during it, and its outcome is
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
     FAIL = "fail"
     """The operation certainly had no effect."""
     UNKNOWN = "unknown"
-    """The operation may have its effect now, later or never: checkers must allow for each."""
+    """The operation may take effect now, later or never: checkers must allow for all three."""
 
 
 class Where(NamedTuple):
@@ -77,7 +77,7 @@ class Record:
 
     @property
     def begun(self) -> bool:
-        """Whether this line is the announcement: the operation began."""
+        """Whether this line announces the start of an operation."""
         return self.t1 is None
 
 
@@ -180,8 +180,8 @@ def _wrong(body: dict[str, Any]) -> str:
 class History:
     """All histories of a folder, or one file, read as a stream; it can be iterated repeatedly.
 
-    A torn last line is left by a killed process: it is noted in `torn` and skipped. Any other line that is not a record
-    raises `HistoryError`, because a checker must not guess.
+    A torn last line was left by a killed process. It is noted in `torn` and skipped. Any other line that is not a
+    record raises `HistoryError`, because a checker must not guess.
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,14 +2,15 @@
 
     python -m strata_chaos.observer --etcd a:2379,b:2379,c:2379 --history observer.jsonl
 
-It watches from a revision on (`--start-revision 1`: from the beginning of a fresh etcd) and records each event with
-the key's previous revisions. A reconnect resumes after the last event seen. If etcd has compacted missing events, the
-observer records an `observer.gap`, and checkers draw no verdict across it. An observer that is restarted on its own
-file resumes there. On SIGTERM it first catches up with etcd and records in `observer.ended` whether it could. Only
-then does a key's absence from the record mean that the key was absent from etcd.
+It watches from a given revision (`--start-revision 1`: from the beginning of a fresh etcd). It records each event
+with the key's previous create and mod revisions. A reconnect resumes after the last event seen. If etcd has compacted
+events that the observer has not seen, the observer records an `observer.gap`, and the verdict is unknown. A restarted
+observer resumes at the end of its history file. On SIGTERM it first catches up with etcd, and records in
+`observer.ended` whether it succeeded. Only if it succeeded does a key's absence from the record prove that the key
+was absent from etcd.
 
 It also reads the leader key linearizably about twice a second: `observer.sample`. A sample dates revisions: revisions
-above its own were committed after it began (`t0`), all others before it ended (`t1`).
+above the sample's revision were committed after the read began (`t0`), all others before it ended (`t1`).
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from strata_chaos.history import History, HistoryWriter, Outcome, Record
 SAMPLE_S: Final = 0.5
 RETRY_S: Final = 0.5
 CATCH_UP_S: Final = 20.0
-"""How long catching up may take at the end: a watch without messages is reopened on another member after 15 s."""
+"""Limit for catching up at the end; above 15 s, after which a silent watch is reopened on another member."""
 CLIENT: Final = "observer"
 
 
 @dataclass(slots=True)
 class Seen:
-    """How far the record goes, and the keys that exist there: (create_revision, mod_revision)."""
+    """The last recorded revision, and the keys that exist at it: key -> (create_revision, mod_revision)."""
 
     revision: int = 0
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
     at_revision: set[str] = field(default_factory=set)
-    """Keys of revision `revision` that are recorded: an observer may die between two events of one revision."""
+    """Keys with a recorded event of `revision`: an observer may die between two events of one revision."""
 
     def take(self, key: str, mod_revision: int, create_revision: int | None) -> dict[str, int] | None:
         """Note an event; return the key's previous revisions. `create_revision` is None for a deletion."""
@@ -84,10 +85,10 @@ class Observer:
     async def run(
         self, start_revision: int, stop: asyncio.Event, *, life: int = 1, listed_at: int = 0
     ) -> None:
-        """Record until `stop` is set, and then until everything written before that is recorded.
+        """Record until `stop` is set; then continue until all earlier writes are recorded.
 
         If `start_revision` is 0, begin with a list of the present keys. If `listed_at` is set, begin with a list of
-        the keys at that revision: that of the snapshot from which etcd began its second or a later `life`.
+        the keys at that revision: the revision of the snapshot from which etcd began this `life`.
         """
         self._note("observer.started", prefix=self._prefix, start_revision=start_revision, life=life)
         if listed_at and not self.seen.revision:
@@ -105,7 +106,7 @@ class Observer:
         self._note("observer.ended", complete=complete, revision=self._reached)
 
     async def _caught_up(self) -> bool:
-        """Wait until everything that etcd holds now is recorded; False if that takes longer than `CATCH_UP_S`."""
+        """Wait until all events up to etcd's present revision are recorded; return False after `CATCH_UP_S`."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 target = (await self._read(Range(key=f"{self._prefix}leader"))).revision
@@ -119,7 +120,7 @@ class Observer:
     async def _follow(self, revision: int) -> None:
         while True:
             try:
-                # from the last revision itself, because only a part of its events may be recorded
+                # start at the last revision, not after it: some of its events may not be recorded yet
                 watch = self._store.watch(self._prefix, prefix_end(self._prefix), start_revision=revision)
                 async with watch as batches:
                     async for batch in batches:
@@ -226,7 +227,7 @@ class Observer:
 
 
 def seen_in(path: Path) -> Seen:
-    """Return how far the record in a file goes; an empty `Seen` if the file does not exist."""
+    """Return the `Seen` of the record in a file; an empty `Seen` if the file does not exist."""
     seen = Seen()
     if not path.exists():
         return seen

@@ -21,7 +21,7 @@ _BESIDE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The processes of the cluster: etcd members and coordinators, each on its own host if the backend has hosts."""
+    """The etcd members and coordinators of the cluster, each on its own host if the backend has hosts."""
 
     etcd: int = 3
     coordinators: int = 3
@@ -32,10 +32,10 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One program of `strata_chaos.workloads`, in a job of its own.
+    """One program of `strata_chaos.workloads`, which has a separate job.
 
-    `members` is the number of members its job has while no fault is in force (0: not checked). `barriers`: whether the
-    program passes barriers all the time. `options` become command line options of the program, unchanged.
+    `members` is the number of members that the job must have while no fault is in force (0: not checked). `barriers`:
+    whether the program passes barriers all the time. `options` become command line options of the program, unchanged.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedFault:
-    """A fault at a fixed time, repeated every `every_s` seconds if that is not 0. It must take effect."""
+    """A fault at a fixed time, repeated every `every_s` seconds if `every_s` is not 0. The fault must take effect."""
 
     name: str
     at_s: float
@@ -99,7 +99,7 @@ class Scenario:
 
     @property
     def asked(self) -> str:
-        """The value of `--scenario` that finds this scenario."""
+        """The value of `--scenario` that selects this scenario."""
         return self.path or self.name
 
     @property

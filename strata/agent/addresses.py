@@ -16,7 +16,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def route_towards(host: str, port: int) -> str:
-    """Return the same address, or "" without a name service or a route."""
+    """Return this host's address on the route to `host`, or "" without a name service or a route."""
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         family, *_rest, address = found[0]

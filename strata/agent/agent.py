@@ -1,7 +1,7 @@
 """`Agent`: a node's membership in a job, the same for every launcher of its ranks.
 
-Every node has an agent: the process of `strata run`, or torchrun's agent process. This module has the steps both
-need: meet the other members of a new world, report rank exits, request a common stop, leave the job. The agent's
+Every node has an agent: the process of `strata run`, or torchrun's agent process. This module has the steps that both
+agents need: meet the other members of a new world, report rank exits, request a common stop, leave the job. The agent's
 owner decides which processes are the ranks and when they start and end. Ranks attach at the socket of `agent.serving`.
 """
 
@@ -51,7 +51,7 @@ class AgentConfig:
     join_timeout_s: float
     """How long the members of a world wait for each other."""
     preempt: str
-    """Which members leave when this node gets a signal: all of the job, or only this one."""
+    """Which members leave when this node gets a signal: all members of the job, or only this one."""
     preempt_grace_s: float
     """How long the ranks may take, after such a signal, to save a common step."""
 
@@ -74,7 +74,7 @@ class Upstream(Protocol):
         ...
 
     async def leave(self, reason: str) -> None:
-        """Return once the coordinators have removed this member, or could not be reached in time."""
+        """Return once the coordinators have removed this member, or the time limit has passed."""
         ...
 
 
@@ -128,7 +128,8 @@ class Agent:
     async def address(self) -> str:
         """Return this node's address for other nodes: the configured one, or that of the route to the coordinators.
 
-        Without a route, return the host's name; the next call looks again. A slow name service delays the call.
+        Without a route, return the host's name; the next call looks for a route again. A slow name service delays the
+        call.
         """
         if not self._address:
             coordinator, given = self.config.endpoints[0], self.config.address
@@ -208,15 +209,15 @@ class Agent:
         )
 
     async def leave(self, reason: str) -> None:
-        """Leave the job for good; return once a coordinator confirms it, or that takes too long."""
+        """Leave the job for good; return once a coordinator confirms the departure, or after a time limit."""
         await self._upstream.leave(reason)
 
     async def leave_once_reported(
         self, reason: str, *, shorten_deadline: asyncio.Event | None = None
     ) -> None:
-        """Leave the job for good once the exits of its ranks are durable, or no coordinator can be reached.
+        """Leave the job for good once the exits of its ranks are durable, at the latest after `EXIT_REPORT_S`.
 
-        The agent stops waiting for that when `shorten_deadline` is set.
+        After `REPORT_S`, setting `shorten_deadline` ends this wait.
         """
         await self.reports.told(REPORT_S)
         if not self.reports.all_delivered:

@@ -1,4 +1,4 @@
-"""An agent's decisions about the world in an update: has it ended, does this member join, is it outdated. Pure."""
+"""Pure functions by which an agent judges a `WorldUpdate`: whether it ended a generation, is joined, is outdated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_outdated(update: WorldUpdate, newest: WorldUpdate | None) -> bool:
 
 
 def lacks_members(update: WorldUpdate | None, *, handled: int) -> bool:
-    """Tell whether this member waits because other agents are missing: not as a spare, nor for a paused job."""
+    """Tell whether this member waits for other agents, and not because it is a spare or the job is paused."""
     if update is None:
         return True
     if update.phase == JOB_PHASE_PAUSED:

@@ -18,7 +18,7 @@ PUBLIC = frozenset({"STRATA_INSECURE", "STRATA_TLS_CA_FILE"})
 
 
 def is_inherited(name: str) -> bool:
-    """Tell whether a rank inherits this variable: all except Strata's own, of which it inherits a few."""
+    """Tell whether a rank inherits this variable: any variable of other programs, and a few of Strata's own."""
     return not name.startswith(OURS) or name in PUBLIC or name.startswith(TRAINING_VARIABLES)
 
 

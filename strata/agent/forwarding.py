@@ -1,6 +1,6 @@
 """`Carrier`: forwards arrivals and calls unchanged from a session that an agent serves to the coordinators.
 
-A rank's session and that of a standalone process share it.
+The handlers of a rank's session and of a standalone process's session derive from it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Upstream(Protocol):
 class Carrier:
     """The part of a `session.served.Handler` that forwards arrivals and calls to the coordinators.
 
-    Outcomes reach the rank through the observer of the session with the coordinators; rejections come from here.
+    Outcomes reach the rank through the observer of the session with the coordinators; this class sends rejections.
     """
 
     session: Session

@@ -56,7 +56,7 @@ async def join_barrier(
     )
 
     async def arrived() -> BarrierOutcome:
-        return await upstream.arrive(arrival)  # may raise at once
+        return await upstream.arrive(arrival)  # may raise before it returns an awaitable
 
     met = asyncio.ensure_future(arrived())
     over = asyncio.ensure_future(superseded)

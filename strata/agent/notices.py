@@ -1,4 +1,4 @@
-"""Stop notices in an agent: does a notice make this member leave, and the request for a notice."""
+"""Stop notices in an agent: whether a notice makes this member leave, and how the agent requests a notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strata.wire.worlds import notice_record, stop_message
 log = get_logger()
 
 LATE_S: Final = 1.0
-"""How long after its grace the last rank may end: it has to leave after its save."""
+"""How long after the grace the last rank may end: after its save it still has to leave."""
 LEAVE_S: Final = 5.0
 """How long the ranks of a leaving member may take to end by themselves after their generation is over: their step
 is saved by then."""
@@ -36,9 +36,9 @@ class Upstream(Protocol):
 
 
 def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
-    """Return the notice that makes this member leave, sent in this or an earlier generation; None while it may stay.
+    """Return the notice to the update's generation if it makes this member leave; None while the member may stay.
 
-    The rest of a notice concerns ranks only: ranks that stay wait for the next world, and their agent ends them then.
+    A member that stays need not act on the notice: its ranks wait for the next world, and then the agent ends them.
     """
     if update is None or not update.HasField("notice") or update.notice.generation != update.world.generation:
         return None
@@ -59,8 +59,8 @@ async def request_common_stop(
     """Request a common stop of all ranks of the generation; return the notice in force, None if there can be none.
 
     `leaving`: the members that leave at that stop, while the others continue; empty means all leave. The coordinators
-    merge the request with an earlier notice. `Unavailable` if none answers within `timeout_s`, by default a share of
-    the grace.
+    merge the request with an earlier notice. `Unavailable` if no coordinator answers within `timeout_s`; by default
+    that is a share of the grace.
     """
     request = stop_message(job, reason, grace_s=grace_s, generation=generation, leaving=leaving)
     try:

@@ -1,4 +1,4 @@
-"""`RankProcess`: a rank's process, held by a pidfd, which never comes to mean another process."""
+"""`RankProcess`: a rank's process, identified by a pidfd, which unlike a pid never refers to another process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CREDENTIALS: Final = struct.Struct("iII")
 class RankProcess:
     """A process by its pid and its pidfd.
 
-    The agent does not wait for the process: `alive` is False once it has ended, also while it is a zombie. The last
-    reference to this object closes the descriptor, so that its watchers never watch another file.
+    `alive` is False once the process has ended, even while it is a zombie that its parent has not waited for. The pidfd
+    is open as long as a reference to this object exists, so a watcher never polls a reused descriptor.
     """
 
     def __init__(self, pid: int) -> None:
@@ -67,7 +67,7 @@ class RankProcess:
 
 
 def peer_of(sock: socket.socket) -> RankProcess:
-    """Return the process that connected this socket, or made the pair it belongs to; `Refused` as `admitted` has it."""
+    """Return the process that connected this socket or created its socket pair; raises as `admitted` does."""
     pid, uid, _gid = _CREDENTIALS.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -85,5 +85,5 @@ def admitted(pid: int, uid: int) -> RankProcess:
         )
     try:
         return RankProcess(pid)
-    except OSError as error:  # it has ended, or no descriptor is left
+    except OSError as error:  # the process has ended, or no descriptor is left
         raise Unavailable(f"the agent cannot watch process {pid}: {error.strerror}", hint="") from error

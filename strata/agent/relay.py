@@ -1,15 +1,15 @@
-"""The relay: ranks attach to their agent, whose one session with the coordinators carries for all of them.
+"""The relay: ranks attach to their agent, whose single session with the coordinators carries their messages.
 
 A rank opens the same kind of session to this relay as a member opens to a coordinator. The relay forwards a rank's
-messages unchanged (the session upward joins arrivals of one round into one message). It hands outcomes, checkpoints
-and worlds from the coordinators to every rank of their generation. So only the agent handles the loss of a
-coordinator, and a rank never notices it.
+messages unchanged (the session with the coordinators merges arrivals of one round into one message). It hands
+outcomes, checkpoints and worlds from the coordinators to every rank of their generation. So only the agent handles
+the loss of a coordinator, and a rank never notices it.
 
-A rank that can continue in a newer generation within its process receives its place there (`move`) and attaches
-again. It keeps its local rank.
+A rank that can continue in a newer generation within its process receives its new place (`move`) and attaches again.
+Its local rank stays the same.
 
-The relay evicts a rank if all of this holds: the rank's side ended the connection without a farewell, its process
-lives, and it does not attach again within the grace. A connection that the agent's side ended is no evidence.
+The relay evicts a rank if all of this holds: the rank's side ended the connection without a `Leave`, its process
+lives, and the rank does not attach again within the grace. A connection that the agent's side ended is no evidence.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Ranks(Protocol):
     """This node's ranks, as the owner of their processes knows them. A rank is named by its number and generation."""
 
     def rank_attached(self, rank: int, generation: int) -> None:
-        """Record that a rank was admitted: a rank that continues in its process has arrived in its new generation."""
+        """Record that a rank was admitted; if its process continues, the rank has now arrived in its new generation."""
         ...
 
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
@@ -103,7 +103,7 @@ class Ranks(Protocol):
         ...
 
     def may_ask_to_stop(self) -> bool:
-        """Tell whether a rank's request for a common stop counts for the job: not if the agent is ending its ranks."""
+        """Tell whether a rank's request for a common stop counts for the job: not while the agent ends its ranks."""
         ...
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
@@ -115,7 +115,7 @@ class Processes(Protocol):
     """The watch over the processes of ranks."""
 
     def watch(self, rank: int, generation: int, process: RankProcess) -> None:
-        """Watch `process` as this rank's, in place of any earlier process of this rank."""
+        """Watch `process` as the process of this rank, instead of any earlier one."""
         ...
 
     def forget(self) -> None:
@@ -124,7 +124,7 @@ class Processes(Protocol):
 
 
 class Relay:
-    """Admits the ranks of the current place, and carries between them and the session with the coordinators."""
+    """Admits the ranks of the current place, and carries messages between them and the coordinators."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Relay:
         self._grace_s = grace_s
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
-        """By local rank, which a process keeps from one generation to the next."""
+        """By local rank: a process has the same local rank in all its generations."""
         self._processes: dict[int, RankProcess] = {}
         """By rank of the current place: the process that attached last."""
         self._graces: dict[int, asyncio.TimerHandle] = {}
@@ -288,9 +288,9 @@ class Relay:
         self._graces.pop(rank, None)
         process = self._processes.get(rank)
         if process is not None and not process.alive:
-            return  # its parent waits for it, and reports how it ended
+            return  # the process's parent waits for it, and reports how it ended
         if process is not None and process.exiting and waited_s < EXIT_S:
-            # check again once the kernel has freed its memory: a device's may take seconds
+            # check again once the kernel has freed the process's memory: device memory may take seconds
             self._graces[rank] = asyncio.get_running_loop().call_later(
                 self._grace_s, self._grace_over, rank, generation, waited_s + self._grace_s
             )

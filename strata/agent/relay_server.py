@@ -2,7 +2,7 @@
 
 PROTOCOLS 5.6 has the rules:
 
-1. The kernel names the process that dialled (SO_PEERCRED). A process of another user or PID namespace is refused.
+1. The kernel names the process that connected (SO_PEERCRED). A process of another user or PID namespace is refused.
 2. The agent opens that process's pidfd.
 3. The agent sends random bytes, which the peer must return. Only the holder of the socket can return them. So if the
    process ends between 1 and 2 and another process gets its pid, that process does not pass for the rank.
@@ -52,7 +52,7 @@ async def serving(relay: Relay, socket: Path, timing: Timing) -> AsyncIterator[N
     served: dict[asyncio.Task[None], FramedLink[Up, Down]] = {}
 
     def opened(link: FramedLink[Up, Down]) -> None:
-        if stopping:  # the loop accepted it just before
+        if stopping:  # the loop accepted the connection just before the stop
             link.close(Unavailable("the agent stops", hint=""))
             return
         task = asyncio.create_task(_serve(relay, link, timing.detect_s), name="rank")
@@ -102,7 +102,7 @@ async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> No
 
 
 async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:
-    """Return the process that dialled and holds the socket; else raise `Refused` or `Unavailable`."""
+    """Return the process that connected and has the socket open; else raise `Refused` or `Unavailable`."""
     process = peer_of(link.transport.get_extra_info("socket"))
     try:
         async with asyncio.timeout(limit_s):

@@ -1,11 +1,11 @@
 """The rendezvous address of a generation's ranks: rank 0's member picks a new one for each generation.
 
 torch's `env://` rendezvous opens its store at MASTER_ADDR:MASTER_PORT inside rank 0's process, after every rank has
-the address. No other program may take the port in between, so it is bound here, without listening. The kernel then
-does not hand out the port to programs that request any free port. The store's own listening socket can share it, since both sockets
-set SO_REUSEADDR.
+the address. No other program may take the port in between, so the agent binds the port, without listening. The kernel
+then does not hand out the port to programs that request any free port. The store's own listening socket can share the
+port, since both sockets set SO_REUSEADDR.
 
-A port is used for one generation only; a reused store fails with stale keys.
+A port is used for one generation only: a store that served an earlier generation has stale keys.
 """
 
 from __future__ import annotations

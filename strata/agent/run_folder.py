@@ -1,4 +1,4 @@
-"""The temporary folder of one agent, which the next start on the node removes if its owner was killed.
+"""The temporary folder of one agent. If its owner was killed, the next agent to start on the node removes it.
 
 A process killed by SIGKILL removes nothing. So each owner holds the kernel's lock (flock) on a file in its folder;
 the lock ends with the process. The next process to start (the sweeper) removes the folders whose lock it can take.
@@ -7,11 +7,11 @@ Owner and sweeper follow these rules:
 1. The owner makes the folder, then the file, then takes the lock. It uses the folder only if the file it locked is
    still the one in the folder. Otherwise a sweeper was faster, and the owner makes another folder.
 2. A sweeper takes the lock and checks the file in the same way, so it never removes a folder in use.
-3. A folder without the file belongs to another program, or its owner was killed within rule 1. The sweeper removes
-   such a folder only if it is empty, named like ours, and at least a minute old.
+3. A folder without the file belongs to another program, or its owner was killed during rule 1. The sweeper removes
+   such a folder only if it is empty, named like a run folder, and at least a minute old.
 
-A sweeper looks only at folders of its own user, follows no symlink, and leaves folders of another host alone: on a
-shared disk it may not see a lock taken there.
+A sweeper looks only at folders of its own user and follows no symlink. It skips folders of another host: on a shared
+disk, a lock that was taken on another host may be invisible here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OURS: Final = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}\Z")
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Yield a new folder of this process, after removing those of killed processes; remove it at the end."""
+    """Remove the folders of killed processes, then yield a new folder for this process; remove it at the end."""
     sweep(Path(tempfile.gettempdir()))
     folder, lock = _make()
     try:
@@ -56,7 +56,7 @@ def sweep(place: Path) -> list[Path]:
     """Remove the folders in `place` that killed processes of this user left; return them."""
     try:
         entries = [Path(entry) for entry in os.scandir(place) if _OURS.match(entry.name) and _is_own(entry)]
-    except OSError:  # then `_make` will probably fail there too, with an error
+    except OSError:  # `_make` will probably fail in `place` too, and raise
         return []
     return [folder for folder in entries if _removed(folder)]
 
@@ -89,7 +89,7 @@ def _removed(folder: Path) -> bool:
         lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return _removed_if_empty(folder)
-    except OSError:  # a symlink, a socket: not made by us
+    except OSError:  # a symlink, a socket: not made by an agent
         return False
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode) or not _locked(lock, folder):
@@ -108,7 +108,7 @@ def _removed_if_empty(folder: Path) -> bool:
         if stat.S_IMODE(found.st_mode) != 0o700 or time.time() - found.st_mtime < EMPTY_S:
             return False
         folder.rmdir()
-    except OSError:  # it is not empty, or another process was faster
+    except OSError:  # the folder is not empty, or another process was faster
         return False
     return True
 

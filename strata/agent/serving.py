@@ -30,7 +30,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING
 log = get_logger()
 
 REASONS: Final = 4
-"""How many different reasons are logged at once: each replica may have its own."""
+"""How many different reasons are logged without delay: each replica may have its own."""
 REMIND_S: Final = 60.0
 
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
@@ -75,9 +75,9 @@ class AgentObserver:
         self._phase_reason = ""
 
     def warn_once(self, event: str, reason: str, **facts: str) -> None:
-        """Log a reason once until the session connects again, however many attempts fail with it.
+        """Log a new reason immediately, up to `REASONS` of them until the session connects again.
 
-        After `REASONS` different reasons, and for a reason that lasts, log one line every `REMIND_S`.
+        Log all further calls, with known or new reasons, at most once every `REMIND_S`.
         """
         now = asyncio.get_running_loop().time()
         is_new = reason not in self._logged and len(self._logged) < REASONS
@@ -116,7 +116,7 @@ class AgentObserver:
 
 
 class _Admission:
-    """Hands each place of the agent to the relay, which admits ranks, to the watch over them, and to the owner."""
+    """Hands each place of the agent to three receivers: the relay, the watch over ranks, and the ranks' owner."""
 
     def __init__(
         self, relay: Relay, watch: rank_watch.Health, on_place: Callable[[Place | None], None]
@@ -147,7 +147,7 @@ async def serving_ranks_of(
 ) -> AsyncIterator[Relay]:
     """Serve this node's ranks at `agent.socket` inside the block, and watch them and the devices.
 
-    A coordinator has welcomed `session` before. `listening`, if given, receives the ranks' progress instead of it.
+    A coordinator must have welcomed `session`. If `listening` is given, it receives the ranks' progress, not `session`.
     """
     timing = Timing.derive(agent.detect_s)
     watch = rank_watch.Health(config, listening or session, ranks, detect_s=timing.detect_s)

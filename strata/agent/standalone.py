@@ -2,12 +2,13 @@
 
     process ── socket pair, framed protobuf ──▶ this agent ── gRPC ──▶ replica
 
-The process's session is the member's: its Hello has the registration, and the agent forwards its messages unchanged.
-So the process gets every error as the coordinators returned it. PROTOCOLS 5.7 has the rules:
+The process's session becomes the member's session: the process's Hello contains the member's registration, and the
+agent forwards all messages unchanged. So the process gets every error as the coordinators returned it. PROTOCOLS 5.7
+has the rules:
 
 1. The agent has a session (setsid) of its own and ignores INT, TERM, HUP, USR1 and USR2: a signal to the process's
    group does not stop the agent.
-2. The agent watches the process by a pidfd and ends with it, after leaving the job for at most `LAST_S`.
+2. The agent watches the process by a pidfd. When the process ends, the agent leaves the job within `LAST_S`, and ends.
 3. If the socket ends and the process lives on (after an exec, or with its descriptors closed), the member leaves.
 4. `agent.health.liveness` detects a process that is frozen or dumps core. Its member leaves.
 """
@@ -75,7 +76,7 @@ STACK_S: Final = 2.0
 
 
 class StandaloneAgent(Carrier):
-    """Carries between one process and the coordinators: `served.Handler` below, `SessionObserver` above.
+    """Carries messages between one process (as a `served.Handler`) and the coordinators (as a `SessionObserver`).
 
     `session` and `upstream` are set once the process has sent its Hello.
     """
@@ -97,7 +98,7 @@ class StandaloneAgent(Carrier):
         """Why the process counts as lost although it lives."""
 
     async def run(self, link: Link[Up, Down], process_ended: asyncio.Event) -> None:
-        """Carry for the process at the other end of `link` until that process leaves or `process_ended` is set."""
+        """Carry messages for the process at the other end of `link` until it leaves or `process_ended` is set."""
         ended = asyncio.create_task(process_ended.wait())
         serving = asyncio.create_task(serve(link, self.accept), name="process")
         await asyncio.wait((ended, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +110,7 @@ class StandaloneAgent(Carrier):
         ended.cancel()
 
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
-        """Start becoming the member that the Hello registers. The process is welcomed once a coordinator serves it."""
+        """Start the member that the Hello registers; its first welcome by a coordinator is sent on to the process."""
         self.session = session
         self._config = replace(
             load(HealthConfig, env=os.environ), on_stall=REPORT
@@ -129,19 +130,19 @@ class StandaloneAgent(Carrier):
         return self
 
     async def _be_member(self, member: Registration, endpoints: tuple[Endpoint, ...]) -> None:
-        if member.cannot_restart:  # it trains with strata.init, which saves checkpoints
+        if member.cannot_restart:  # this process trains with strata.init, which saves checkpoints
             unary = UnaryClient(endpoints, random.Random(), self._credentials)
             await _storage_takes_saves(member.job, unary, self._report_storage_wait)
         self._registers = True
         await self.upstream.run()
 
     def _report_storage_wait(self, reason: str) -> None:
-        """Report the wait to the process; a coordinator is reached, so the process need not try others any longer."""
+        """Report the wait to the process, after a welcome that ends the process's own search for a coordinator."""
         self.session.send(Down(welcome=Welcome()))
         self.on_disconnected(Unavailable(reason, hint=""))
 
     async def leave_job(self, reason: str = "") -> None:
-        """Leave the job if still its member; return once that is confirmed, or after `LEAVE_S`."""
+        """Leave the job if still its member; return once the departure is confirmed, or after `LEAVE_S`."""
         if self._watching is not None:
             self._watching.cancel()
         if self._registers:
@@ -168,7 +169,7 @@ class StandaloneAgent(Carrier):
             self._watching.add_done_callback(self._task_ended)
 
     async def _watch(self, detect_s: float) -> None:
-        """Watch the process and its progress, after a delay: the imports would slow down its start."""
+        """Watch the process and its progress, after a delay: these imports would slow down the process's start."""
         await asyncio.sleep(UNWATCHED_S)
         from strata.agent.health.liveness import Liveness  # noqa: PLC0415
         from strata.agent.health.rank_watch import Health  # noqa: PLC0415
@@ -227,7 +228,7 @@ class StandaloneAgent(Carrier):
     def ended(self, end: End) -> None:
         pass  # `run` looks at the socket and at the process
 
-    # -- the watch over the process (`health.Ranks`)
+    # -- the watch over the process (`rank_watch.Ranks`)
 
     def evict(self, rank: int, generation: int, reason: str) -> None:
         """Leave the job: later messages of the process do not count."""

@@ -1,16 +1,16 @@
 """Wait, before a starting member registers, until its job's checkpoints can be written.
 
-A job whose storage is full or does not answer would train in vain: its ranks hold their saves, stop when their
-grace is over, are restarted, and so on. So a member checks first:
+A job whose storage is full or does not answer would train in vain: its ranks would retry their saves until the grace
+is over, stop, be restarted, and so on. So a member checks first:
 
-    1. The member asks a coordinator for the job and its newest checkpoint. It does not wait if there is none, if the
-       job has ended and is not resumed, or if no coordinator answers within `ASK_S`.
-    2. The member writes a small object beside each copy of that checkpoint, and removes it. It does not wait if this
-       works at any copy, or fails for a reason that only a person can repair.
-    3. Otherwise it reports why and repeats from 1, after 1 s, 2 s … 30 s: the job may have been ended meanwhile.
+    1. The member asks a coordinator for the job and its newest checkpoint. It does not wait if the job has no
+       checkpoint, if the job has ended and is not resumed, or if no coordinator answers within `ASK_S`.
+    2. The member writes a small object beside each copy of that checkpoint, and removes it. It does not wait if the
+       write works at any copy, or fails for a reason that only a person can repair.
+    3. Otherwise it reports the reason and repeats from 1, after 1 s, 2 s … 30 s. The job may have ended meanwhile.
     4. After `limit_s` it registers anyway: it knows where the job saved so far, not where the job will save.
 
-It is not a member meanwhile, so no other member waits for it, and no generation starts with it.
+While it waits it is not registered, so no other member waits for it, and no generation starts with it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 ASK_S: Final = 3.0
 ATTEMPT_S: Final = 1.5
 """How long all coordinators together (`ASK_S`) and each one (`ATTEMPT_S`) have to answer. Without an answer the member
-registers at once."""
+registers immediately."""
 FIRST_S: Final = 1.0
 MOST_S: Final = 30.0
 ANSWER_S: Final = 60.0
-"""How long a storage has to answer one attempt; an S3 client by itself tries for less. A mount that hangs keeps
-the thread of each attempt, some ten in a grace of 15 minutes, until it answers or the process ends."""
+"""How long a storage has to answer one attempt; an S3 client gives up earlier by itself. A mount that hangs blocks the
+thread of each attempt (some ten in a grace of 15 minutes) until the mount answers or the process ends."""
 SAY_S: Final = 300.0
 """How often an unchanged reason is reported again."""
 
@@ -52,7 +52,7 @@ Refusal = Callable[[str], Awaitable[str]]
 
 
 async def in_thread(uri: str) -> str:
-    """Return `refusal` of a storage that may never answer; the daemon thread does not keep the process from ending."""
+    """Return `refusal(uri)`, called in a daemon thread: a storage that hangs must not keep the process alive."""
     answer: concurrent.futures.Future[str] = concurrent.futures.Future()
     answer.set_running_or_notify_cancel()  # a waiter that is cancelled does not cancel the thread's future
 
@@ -69,10 +69,10 @@ async def in_thread(uri: str) -> str:
 
 
 def grace_s(environment: Mapping[str, str]) -> float:
-    """Return how long a member waits: as long as its ranks hold a save."""
+    """Return how long a member waits: as long as its ranks retry a save that their storage refuses."""
     try:
         return TrainingConfig.load(env=environment).save_grace_s
-    except ConfigError:  # the ranks report that better, if they train with this configuration
+    except ConfigError:  # the ranks report this error better, if they train with this configuration
         return GRACE_S
 
 
@@ -86,9 +86,9 @@ async def wait_for_storage(
     limit_s: float = GRACE_S,
     refuses: Refusal = in_thread,
 ) -> None:
-    """Return once this job's checkpoints can be written, there is nothing to wait for, or after `limit_s`.
+    """Return once this job's checkpoints can be written or there is nothing to wait for, at the latest after `limit_s`.
 
-    `taken_up`: an ended job is resumed with this member. `say` gets the reason when the wait begins, when the reason
+    `taken_up`: this member resumes the job if it has ended. `say` gets the reason when the wait begins, when the reason
     changes, every five minutes, and when the member gives up waiting. `over` is called once, if the storage became
     writable after a wait.
     """

@@ -1,1 +1,1 @@
-"""Files: images, manifests, where they lie, and a catalog protocol over them."""
+"""Checkpoint files: images and manifests, their storage, and the protocol of a catalog over them."""

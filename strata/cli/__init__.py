@@ -32,6 +32,6 @@ def _requeue_if_preempted() -> None:
 
 
 def _preempted(number: int, _frame: FrameType | None) -> None:
-    # os._exit, because the module that is being imported might catch an exception
+    # use os._exit: the module that is being imported might catch an exception
     os.write(2, f"strata run ends before it began: {signal.Signals(number).name}\n".encode())
     os._exit(PREEMPTED)

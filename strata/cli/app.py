@@ -37,15 +37,15 @@ COMMANDS: Final = {
 }
 """The function or group of each command, in the order of the help."""
 
-# The first word that is no option begins the ranks' command, so `--` may be omitted.
+# The first word that is not an option begins the ranks' command, so `--` may be omitted.
 CONTEXTS: Final[dict[str, dict[str, Any]]] = {"run": {"allow_interspersed_args": False}}
 
 
 def assembled(only: str = "") -> typer.Typer:
-    """Return the command line with all commands, or with `only` one of them.
+    """Return the command line with all commands, or with the command `only`.
 
-    A program that runs one command imports no other: an agent or coordinator restarts sooner, and `strata status`
-    takes a third of the time.
+    A process that runs one command imports no other command: an agent or coordinator restarts sooner, and `strata
+    status` takes a third of the time.
     """
     app = typer.Typer(
         name="strata",
@@ -85,8 +85,8 @@ def _root(
 def run() -> None:
     """Run the command line; a `StrataError` becomes a message, a hint and an exit code.
 
-    So does an `OSError`, whose usual cause is the output: a full disk, or a pipe whose reader closed. The exit code is
-    the same if the message cannot be written.
+    An `OSError` is reported in the same way: its usual cause is the output, for example a full disk or a closed pipe.
+    If the message cannot be written, the exit code is still the same.
     """
     _stand_in_for_closed()
     try:
@@ -111,7 +111,7 @@ def run() -> None:
 
 
 def _stand_in_for_closed() -> None:
-    """Replace a standard stream that the shell closed (`2>&-`), for which Python has None, by /dev/null."""
+    """Open /dev/null in place of a standard stream that the shell closed (`2>&-`); Python has None for it."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
@@ -123,5 +123,5 @@ def _report(error: StrataError) -> None:
 
 
 def _drop(fd: int) -> None:
-    """Redirect a stream to /dev/null: flushing its unwritten rest at exit would fail once more."""
+    """Redirect a stream to /dev/null: at exit, flushing its unwritten data would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

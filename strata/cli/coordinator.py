@@ -92,7 +92,7 @@ def coordinator(
 
 
 def resource_factory(config: CoordinatorConfig) -> ResourceFactory:
-    """Return the factory for a replica's answers to resources of the HTTP API over gRPC."""
+    """Return the factory for the object that answers gRPC requests for resources of the HTTP API."""
     from strata.dashboard.api.resources import Resources  # noqa: PLC0415  # the server extra
 
     return lambda observed: Resources(observed).reader(config.cluster)

@@ -55,14 +55,14 @@ def dev(
 
     Example: strata dev --etcd-members 3 --coordinators 3
     """
-    check_server()  # else each coordinator would fail, and only its log would say why
-    # imported here, so that other commands do not load them
+    check_server()  # otherwise each coordinator would fail, and report the reason only in its log
+    # imported here, so that other commands do not load these modules
     from strata.core.timing import Timing  # noqa: PLC0415
     from strata.devcluster.etcd_binary import find_etcd  # noqa: PLC0415
     from strata.devcluster.local_cluster import LocalCluster  # noqa: PLC0415
     from strata.devcluster.ports import free_port, is_free  # noqa: PLC0415
 
-    Timing.derive(detect_s)  # raises an invalid setting now: else every coordinator would, once etcd runs
+    Timing.derive(detect_s)  # report an invalid setting now; otherwise every coordinator would fail later
 
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -95,7 +95,7 @@ def dev(
 
 
 def _watch(local: LocalCluster, console: Console) -> None:
-    """Report each process that ends, until Ctrl-C; `Unavailable` when none is left."""
+    """Report each process that ends, until Ctrl-C; raise `Unavailable` when no process is left."""
     children = {c.name: c.child for c in local.coordinators}
     children |= {m.name: m.child for m in local.etcd.members}
     running = dict(children)

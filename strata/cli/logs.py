@@ -85,7 +85,7 @@ def logs(
 
 
 def _folder(job: str, log_dir: Path | None, config: Path | None) -> Path:
-    """Return the folder of a job's output: the configured one, else the target of the agent's link."""
+    """Return the folder of a job's output: the configured folder, else the target of the agent's link."""
     from strata.launch.rank_logs import jobs_here, link_of  # noqa: PLC0415
 
     given = RunConfig.load(flags={"log_dir": log_dir}, env=os.environ, path=config).log_dir
@@ -113,7 +113,7 @@ def _nothing(shown: _Shown, job: str, folder: Path) -> NotFound:
 
 
 class _Shown:
-    """The files of the selected ranks, and how far each has been shown."""
+    """The files of the selected ranks, and how far each file has been shown."""
 
     def __init__(
         self, folder: Path, console: Console, *, ranks: frozenset[int], generation: int | None, prefix: bool
@@ -125,7 +125,7 @@ class _Shown:
         self._prefix = prefix
         self._open: dict[int, _Open] = {}
         self._known: dict[Path, int] = {}
-        """How far each closed file has been shown. `follow` shows lines that are written after `show`."""
+        """The position up to which each closed file has been shown: `follow` continues there."""
 
     def files(self) -> dict[int, LogFile]:
         """Return the file of each selected rank."""
@@ -138,7 +138,7 @@ class _Shown:
         )
 
     def generations(self) -> list[str]:
-        """Return lines that name the ranks of each generation, if the shown files are of several."""
+        """Return lines that name the ranks of each generation, if the shown files belong to several generations."""
         of: dict[int, list[int]] = {}
         for rank, file in self.files().items():
             of.setdefault(file.generation, []).append(rank)
@@ -149,7 +149,7 @@ class _Shown:
         ]
 
     def show(self, lines: int | None) -> None:
-        """Show the files' content, or the last lines of each file."""
+        """Show the content of the files, or the last lines of each."""
         from strata.launch.rank_logs import files_in  # noqa: PLC0415
 
         self._known = {each.path: each.size for each in files_in(self._folder)}
@@ -158,10 +158,10 @@ class _Shown:
             if lines is not None:
                 opened.skip_to_last(lines)
             self._pass_on(opened)
-            self._pass_on(opened)  # the second call reads nothing, and so writes an unfinished last line
+            self._pass_on(opened)  # the second call reads nothing, so it writes an unfinished last line
 
     def follow(self) -> bool:
-        """Show new output; return False once the output's reader has closed it."""
+        """Show new output; return False once our output is a pipe that its reader has closed."""
         for rank, file in self.files().items():
             opened = self._open.get(rank)
             if opened is None or opened.file != file:
@@ -206,7 +206,7 @@ class _Open:
                 ends.append(at + found + 1)
                 found = data.find(b"\n", found + 1)
             at += len(data)
-        if ends[-1] != at:  # the last line has no end
+        if ends[-1] != at:  # the last line has no newline
             ends.append(at)
         self.stream.seek(ends[0])
 

@@ -95,7 +95,7 @@ def members(
 def _ended(
     client: CoordinatorClient, listed: Sequence[Member], world: Sequence[WorldMember]
 ) -> list[WorldMember]:
-    """Return the ended members of a finished job's last generation; none if the job is not done."""
+    """Return the members of a done job's last generation, which have ended; none if the job is not done."""
     from strata.v1.worlds_pb2 import JOB_PHASE_DONE  # noqa: PLC0415  # grpc only when a command needs it
 
     here = {(member.worker_id, member.incarnation) for member in listed}
@@ -108,7 +108,7 @@ def _ranks_of(place: WorldMember) -> str:
 
 
 def _ranks(member: Member, place: WorldMember | None) -> str:
-    """Return a member's ranks, and whether it was requested to leave."""
+    """Return a member's ranks, and whether the member has been requested to leave."""
     if place is None:
         return "leaving" if member.leaving else "standby"
     mine = _ranks_of(place)
@@ -130,7 +130,7 @@ def _doing(reports: Sequence[RankProgress]) -> str:
 
 
 def _show_stacks(listed: Iterable[Member]) -> None:
-    """Print the stacks of the stalled ranks, those furthest behind first."""
+    """Print the stacks of the stalled ranks; ranks that are furthest behind come first."""
     still = [(rank, member) for member in listed for rank in member.ranks if rank.stalled_ms]
     if not still:
         sys.stdout.write("\nno rank stands still\n")
@@ -181,7 +181,7 @@ def _memory(device: DeviceStatus) -> str:
 
 
 def _span(steps: list[int]) -> str:
-    """Return the range of steps: one step, or the slowest rank's and the fastest's."""
+    """Return the range of the ranks' steps, from the slowest rank to the fastest; one step if all are equal."""
     if not steps:
         return "-"
     slowest, fastest = min(steps), max(steps)

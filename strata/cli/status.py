@@ -71,7 +71,7 @@ def status(
 
 
 def show_status(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
-    """Print the coordinators, etcd's members and the jobs, with the faults of each below its table."""
+    """Print the coordinators, etcd's members and the jobs, with the faults below each table."""
     if answer.outage:
         sys.stdout.write(f"{printable(answer.outage)}\n\n")
     show_coordinators(answer)
@@ -128,7 +128,7 @@ def show_coordinators(answer: GetStatusResponse) -> None:
 
 
 def readiness(replicas: Sequence[ReplicaStatus]) -> str:
-    """Return which coordinators are not ready, why, and how many are: `c2 unreachable for 14 s; 2 of 3 ready`."""
+    """Return which coordinators are not ready, why, and how many are ready: `c2 unreachable for 14 s; 2 of 3 ready`."""
     parts = [
         f"{each.replica} {each.not_ready_reason}"
         if each.unreachable
@@ -140,7 +140,7 @@ def readiness(replicas: Sequence[ReplicaStatus]) -> str:
 
 
 def print_findings(jobs: Iterable[Job]) -> None:
-    """Print why jobs failed, and the findings on other jobs' ranks and devices, a line for each job."""
+    """Print why jobs failed, and the findings on jobs' ranks and devices: a line for each failure and diagnosis."""
     from strata.v1.worlds_pb2 import JOB_PHASE_FAILED  # noqa: PLC0415  # grpc only when it is needed
 
     for job in jobs:
@@ -163,7 +163,7 @@ def job_row(job: Job) -> tuple[object, ...]:
 
 
 def phase_name(job: Job) -> str:
-    """Return a job's displayed phase: waiting if it runs without a world, stopping or scaling after a request."""
+    """Return a job's displayed phase: waiting if a running job has no world, stopping or scaling after a request."""
     from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_SCALE, JobPhase  # noqa: PLC0415  # as above
 
     if job.phase == JOB_PHASE_RUNNING and not job.world.size:

@@ -1,4 +1,4 @@
-"""`strata tokens`: the file of accepted tokens, for clusters without client certificates."""
+"""`strata tokens`: edits the file of accepted tokens, for clusters without client certificates."""
 
 from __future__ import annotations
 

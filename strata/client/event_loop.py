@@ -1,8 +1,8 @@
 """The background thread of this process, which runs the event loop for all blocking callers.
 
-A trainer's thread calls plain functions. The session lives in the background thread, also while the trainer
-computes. The thread is a daemon, so it keeps no program alive. At exit it is stopped in order, so that
-connections are closed properly instead of by the end of the process.
+A trainer's thread calls plain functions. The session runs in the background thread, also while the trainer
+computes. The thread is a daemon, so it keeps no program alive. An exit handler stops the thread, so that
+connections are closed properly before the process exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOP_S: Final = 2.0
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread, and the blocking way into it; any thread may call."""
+    """An event loop in a daemon thread, with blocking calls into it; any thread may call."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -36,14 +36,14 @@ class BackgroundLoop:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the loop's process: it has nothing to end or to close."""
+        """Whether this process was forked from the loop's process; then it has no loop and no session to end."""
         return os.getpid() != self._pid
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run `coroutine` in the loop and return its result, or raise its error.
 
-        After `timeout_s` it is cancelled and `Unavailable` raised. It is also cancelled when the waiting thread
-        is interrupted.
+        After `timeout_s` the coroutine is cancelled and `Unavailable` raised. The coroutine is also cancelled when
+        the waiting thread is interrupted.
         """
         try:
             self.refuse_inside()
@@ -90,12 +90,12 @@ class BackgroundLoop:
         self._last_acts.append(act)
 
     def forget_at_stop(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Undo an `at_stop`."""
+        """Unregister an `act` of `at_stop`."""
         if act in self._last_acts:
             self._last_acts.remove(act)
 
     def stop(self) -> None:
-        """Cancel everything that runs in the loop and end the thread. Idempotent."""
+        """Cancel all tasks of the loop and end the thread. Idempotent."""
         if self._stopped or self.is_inherited:
             return
         self._stopped = True
@@ -134,7 +134,7 @@ _shared: BackgroundLoop | None = None
 
 def shared() -> BackgroundLoop:
     """Return this process's loop, started by the first call; `ConfigError` in a forked child."""
-    global _shared  # noqa: PLW0603  # one a process is the point
+    global _shared  # noqa: PLW0603  # one loop per process is intended
     fork.claim()
     with _lock:
         if _shared is None:

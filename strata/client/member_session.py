@@ -1,4 +1,4 @@
-"""`MemberSession`: the session of a member, which is an agent, with the coordinators, over gRPC."""
+"""`MemberSession`: the session of a member (an agent) with the coordinators, over gRPC."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strata.v1.session_pb2 import Down, Up
 
 
 class MemberSession(Session):
-    """The membership of a job, over whichever of `endpoints` serves it.
+    """A member's session with a job, over any of `endpoints` that serves it.
 
-    `registration` names the job, the worker and its boot; the session fills in its incarnation. `timing`
-    determines how soon a replica on a lost host is given up, until the first welcome brings the cluster's own
-    `detect_s`. `dial` replaces the transport.
+    `registration` names the job, the worker and its boot id; the session fills in its incarnation. `timing`
+    determines how soon the session leaves a replica on a lost host; the first welcome message replaces it by the
+    cluster's own `detect_s`. `dial` replaces the transport.
     """
 
     def __init__(

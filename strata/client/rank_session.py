@@ -49,9 +49,9 @@ class RankSession(Session):
 async def dial_agent(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
     """Open the stream to an agent.
 
-    Raise `StaleIncarnation` if nothing listens there any more: the agent was there before its ranks and is
-    never started again at the same path, so it has ended. Raise `Unavailable` if the agent does not answer; it
-    still may later.
+    Raise `StaleIncarnation` if no process listens at the path any more: the agent has ended, since it listens
+    before its ranks start, and is never restarted at the same path. Raise `Unavailable` if the agent does not
+    answer, but may answer later.
     """
     try:
         sock = connected(endpoint.path)

@@ -37,7 +37,7 @@ class ClientConfig:
         path: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> ClientConfig:
-        """Load it from flags, environment and the file at `path` (or a default file), else from `defaults`."""
+        """Load the settings from flags, environment, the file at `path` (or a default file), or `defaults`."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name, defaults=defaults)
 
@@ -55,6 +55,6 @@ class LibraryConfig:
 
     @classmethod
     def load(cls, *, env: Mapping[str, str]) -> LibraryConfig:
-        """Load it from the environment and `strata.toml`."""
+        """Load the configuration from the environment and `strata.toml`."""
         body, name = read_file(None)
         return load(cls, env=env, file=body, file_name=name)

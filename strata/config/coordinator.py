@@ -61,7 +61,7 @@ class EtcdConfig:
             raise ConfigError("etcd.quota_bytes must be above 0")
 
     def plaintext_to(self) -> str:
-        """Return an endpoint that would use plaintext and is not on this machine, or ""."""
+        """Return an endpoint on another machine that would use plaintext; "" if there is none."""
         if self.ca_file is not None or self.cert_file is not None:
             return ""
         return next((one for one in self.endpoints if not _is_local_or_secured(one)), "")
@@ -95,7 +95,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """The settings of one replica. An empty `replica` means its certificate's id, else host name and port."""
+    """The settings of one replica. If `replica` is empty, the name is the certificate's id, else host name and port."""
 
     cluster: str = setting("cluster", default="default", doc="the cluster's name in etcd")
     replica: str = setting(
@@ -232,13 +232,13 @@ class CoordinatorConfig:
         env: Mapping[str, str],
         path: Path | None = None,
     ) -> CoordinatorConfig:
-        """Load it from flags, environment and the file at `path` (or a default file)."""
+        """Load the configuration from flags, environment and the file at `path` (or a default file)."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)
 
 
 def split_address(what: str, address: str) -> tuple[str, int]:
-    """Return host and port of `host:port` or `[v6]:port`; `ConfigError` names the setting `what`."""
+    """Return host and port of `host:port` or `[v6]:port`; raise a `ConfigError` that names the setting `what`."""
     refuse_userinfo(what or "an address", (address,), hint="write host:port, and [::1]:port for IPv6")
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -263,7 +263,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_local_or_secured(endpoint: str) -> bool:
-    """Return whether an etcd endpoint is local or uses TLS. True if malformed: the client refuses it anyway."""
+    """Return whether an etcd endpoint is local or uses TLS; True if malformed, since the client refuses it anyway."""
     text = endpoint if "://" in endpoint else f"//{endpoint}"
     try:
         found = urlsplit(text)

@@ -1,4 +1,4 @@
-"""`Credentials`: the certificates and tokens of this process, and its CA; the same settings for servers and clients."""
+"""`Credentials`: this process's certificates and tokens, and its CA; servers and clients have the same settings."""
 
 # ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
@@ -46,6 +46,6 @@ class Credentials:
     def load(
         cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
     ) -> Credentials:
-        """Load it from flags, environment and the file at `path` (or a default file)."""
+        """Load the credentials from flags, environment and the file at `path` (or a default file)."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)

@@ -1,8 +1,8 @@
 """Loads configurations: flag > environment > TOML file > default.
 
-A configuration is a frozen dataclass whose fields are made by `setting`, which gives each field's place in the file and
-in the environment. `load` fills it, and its errors name the source of a wrong value. Fields are `str`, `int`, `float`,
-`bool`, `Path | None`, `tuple[str, ...]`, or another such dataclass.
+A configuration is a frozen dataclass. `setting` makes each of its fields, and gives the field's place in the file and
+in the environment. `load` fills the configuration; its errors name the source of a wrong value. Fields are `str`,
+`int`, `float`, `bool`, `Path | None`, `tuple[str, ...]`, or another such dataclass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strata.errors import ConfigError
 C = TypeVar("C")
 
 FILES: Final = (Path("strata.toml"), Path("/etc/strata/strata.toml"))
-"""The default files: only the first that exists is read."""
+"""The default files: only the first existing file is read."""
 
 SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s", "insecure"})
 """The keys allowed at the top level of the file: settings that more than one command reads."""
@@ -33,9 +33,9 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def setting(toml: str, *, default: Any, doc: str, env: str | None = None) -> Any:
-    """Return a dataclass field that is read from `toml` (`table.key`) and from `env`.
+    """Return a dataclass field that is read from the file's key `toml` (`table.key`) and from the variable `env`.
 
-    Unless `env` is given, the variable is `STRATA_` and the field's place in capitals.
+    Without `env`, the variable's name is `STRATA_` and the file's key in capitals.
     """
     name = env or "STRATA_" + toml.replace(".", "_").upper()
     return dataclasses.field(default=default, metadata={"toml": toml, "env": name, "doc": doc})
@@ -69,7 +69,8 @@ def settings(cls: type[Any]) -> Iterator[Setting]:
 def read_file(path: Path | None) -> tuple[Mapping[str, Any], str]:
     """Return the content and the name of the file at `path`, or of the first of `FILES` that exists.
 
-    Without any default file the content is empty. `ConfigError` if `path` does not exist, or a file cannot be read.
+    If no default file exists, the content is empty. Raise `ConfigError` if `path` does not exist, or if a file cannot
+    be read.
     """
     candidates = FILES if path is None else (path,)
     for candidate in candidates:
@@ -99,10 +100,10 @@ def load(
     file_name: str = "strata.toml",
     defaults: Mapping[str, Any] | None = None,
 ) -> C:
-    """Return a `cls` filled from the given sources; `ConfigError` names the setting and its source.
+    """Return a `cls` filled from the given sources; a `ConfigError` names the wrong setting and its source.
 
-    `flags` are by field name (`etcd.endpoints` for a nested one); None means that the flag was not given. `defaults`,
-    also by field name, replace those of the class.
+    The keys of `flags` are field names (`etcd.endpoints` for a nested field); None means that the flag was not given.
+    `defaults`, also by field name, replace the defaults of the class.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     _refuse_unknown(cls, file or {}, file_name)
@@ -115,7 +116,7 @@ def load(
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sources:
     flags: dict[str, Any]
-    """The flags that are not used yet: `_fill` removes each one it uses."""
+    """The flags that are not used yet: `_fill` removes each flag that it uses."""
     env: Mapping[str, str]
     file: Mapping[str, Any]
     file_name: str
@@ -153,7 +154,7 @@ def _lookup(sources: _Sources, place: str) -> Any:
 
 
 def _refuse_unknown(cls: type[Any], file: Mapping[str, Any], file_name: str) -> None:
-    """Raise `ConfigError` for a misspelt name; ignore the tables of other commands."""
+    """Raise `ConfigError` for an unknown name; ignore the tables of other commands."""
     known = {entry.toml for entry in settings(cls)}
     tables = {place.partition(".")[0] for place in known if "." in place}
     names = {key for key, value in file.items() if not isinstance(value, Mapping)} - SHARED
@@ -197,7 +198,7 @@ def _converted(hint: Any, value: Any) -> Any:
 
 
 def _number(hint: Any, value: str | float) -> Any:
-    """Return the number; `ValueError` if it is not finite, or too large for any clock, file or array."""
+    """Return the number; raise `ValueError` if it is not finite, or is too large for any clock, file or array."""
     kind = "whole" if hint is int else "finite"
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"a {kind} number is needed, not {value!r}")

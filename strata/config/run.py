@@ -185,10 +185,10 @@ class RunConfig:
 
     @classmethod
     def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:
-        """Load it from flags, environment and the file at `path` (or a default file).
+        """Load the configuration from flags, environment and the file at `path` (or a default file).
 
-        Settings that these leave open come from the scheduler that started this process, if any. Logs are plain text
-        unless JSON is configured, since they appear between the ranks' lines.
+        If these do not give a setting, it comes from the scheduler that started this process, if any. Logs are plain
+        text unless JSON is configured, since they appear between the ranks' lines.
         """
         body, name = read_file(path)
         found = allocation(env)

@@ -1,6 +1,7 @@
 """Defaults of `strata run` from Slurm or Kubernetes: the job, this member's id, the number of members.
 
-If one of these schedulers started `strata run`, its values are defaults. Flags, STRATA_* variables and the file win.
+If Slurm or Kubernetes started `strata run`, its values are defaults. Flags, STRATA_* variables and the file override
+them.
 
 Slurm (`srun --ntasks-per-node=1 strata run …`): a requeued Slurm job keeps its id, and so continues the same Strata
 job. Kubernetes (an Indexed Job): a pod's host name is the Job's name and its completion index, and a pod that
@@ -20,7 +21,7 @@ from strata.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One member's place in a run that a scheduler started."""
+    """A scheduler's facts about one member and its run."""
 
     scheduler: str
     job: str
@@ -33,7 +34,7 @@ class Allocation:
     """How often the scheduler has requeued the job."""
 
     def defaults(self) -> dict[str, Any]:
-        """Return its settings by the names of `RunConfig`'s fields."""
+        """Return the allocation's settings by the names of `RunConfig`'s fields."""
         counts = {"min_workers": self.members, "max_workers": self.members} if self.members else {}
         return {"job": self.job, "worker_id": self.worker_id, "run_id": self.run_id, **counts}
 
@@ -41,7 +42,7 @@ class Allocation:
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
     """Return the scheduler's allocation from the environment; None if neither scheduler started this process.
 
-    `ConfigError` for an invalid number: a guess could give this process another member's id.
+    Raise `ConfigError` for an invalid number: a guess could give this process the id of another member.
     """
     if environment.get("SLURM_JOB_ID"):
         return _slurm(environment)
@@ -53,8 +54,9 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 def run_identity(environment: Mapping[str, str]) -> str:
     """Return the id of the run that a member without `strata run` belongs to; "" if unknown.
 
-    It is STRATA_RUN_ID, else the Slurm job, which keeps its id when it is requeued. torchrun's run id cannot serve:
-    with `--standalone` each start has a new one, and a given one is reused in the next run.
+    The id is STRATA_RUN_ID, else the id of the Slurm job, which a requeued job keeps. torchrun's run id is not
+    suitable: with `--standalone` each start has a new run id, and a run id that the user gives is reused in the next
+    run.
     """
     slurms = environment.get("SLURM_JOB_ID")
     return environment.get("STRATA_RUN_ID") or (f"slurm-{slurms}" if slurms else "")
@@ -63,7 +65,8 @@ def run_identity(environment: Mapping[str, str]) -> str:
 def _slurm(environment: Mapping[str, str]) -> Allocation:
     node = _number(environment, "SLURM_NODEID")
     local = _number(environment, "SLURM_LOCALID")
-    # an srun step gives its number of tasks, with one agent each; without a step, assume one agent a node
+    # an srun step gives its number of tasks, each of which is an agent; without a step, assume one agent for each
+    # node
     members = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NNODES")
     return Allocation(
         scheduler="slurm",

@@ -92,7 +92,7 @@ class TrainingConfig:
     def load(
         cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
     ) -> TrainingConfig:
-        """Load it from arguments, environment and the file at `path` (or a default file)."""
+        """Load the configuration from arguments, environment and the file at `path` (or a default file)."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)
 

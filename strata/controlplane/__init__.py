@@ -4,9 +4,9 @@ A backup is one etcd member's snapshot and a small document that describes it, i
 This package requests the snapshot from etcd, stores it, rotates old backups, lists and verifies them. It may import
 `strata.etcd`, `strata.checkpoint` (for S3) and the packages below them; `strata.cli` alone imports it.
 
-Files by concept: `names` (of files), `metadata` (the document), `snapshot` (etcd's own checksum), `places` (folder,
-S3), `source` (the member that gives the snapshot), `backup` (all steps of one), `record` (`P/backup`), `backup_store`
-(listing, verifying, rotation). For a restore: `storage_search` (the checkpoints that storage roots prove), `restoring`
-(the keys it starts from), `rewriting` (how the keys are written). Decisions are in `core.restore.backup_source`,
-`core.restore.backup_rotation` and `core.restore.control_plane`.
+Files by concept: `names` (of files), `metadata` (the document), `snapshot` (etcd's own checksum), `places`
+(folder, S3), `source` (the member that gives the snapshot), `backup` (all steps of one), `record` (`P/backup`),
+`backup_store` (listing, verifying, rotation). For a restore: `storage_search` (the checkpoints that storage
+roots prove), `restoring` (the keys from which a restore starts), `rewriting` (how the keys are written).
+Decisions are in `core.restore.backup_source`, `core.restore.backup_rotation` and `core.restore.control_plane`.
 """

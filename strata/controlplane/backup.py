@@ -1,13 +1,15 @@
 """One backup: a member's snapshot, then its metadata, then rotation and the record in etcd.
 
-1. The place is checked first, so that a mistake in it costs no snapshot.
+1. The place is checked first, so that a wrong place is found before a snapshot is made.
 2. A healthy member streams its database into a file that does not have its final name yet (`places`).
-3. The file is discarded if the stream's last 32 bytes are not its SHA-256. It is also discarded if etcd then holds
-   another cluster than before: a restore began, and the snapshot may hold half of its keys.
+3. The file is discarded if the stream's last 32 bytes are not the SHA-256 of the bytes before. The file is also
+   discarded if etcd holds another cluster after the snapshot than before: then a restore began, and the
+   snapshot may contain only half of the restored keys.
 4. The database gets its name, then the metadata does. From here on the backup counts.
 5. Old backups are removed, and the backup is recorded in etcd. A failure of either is a warning.
 
-An interruption before 4 is complete leaves no backup that counts. Two backups at once have different names.
+An interruption before step 4 is complete leaves no backup that counts. Two backups at once have different
+names.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def back_up(
     """
     keys = ClusterKeys(cluster)
     place.prepare()
-    # one loop for both calls: gRPC may deliver an event to it after the first one
+    # one loop for both calls: gRPC may deliver an event to the loop after the first call
     with asyncio.Runner() as loop:
         with contextlib.ExitStack() as unfinished:
             source, name, file, digest = loop.run(_receive(connect, place, keys, now, progress, unfinished))
@@ -87,8 +89,8 @@ def back_up(
             sha256=digest.sha256(),
             time=name.time,
         )
-        # if this fails, the database stays and does not count: the metadata may exist after all (its answer was
-        # lost), and must not exist without the database
+        # if this fails, the database file stays, and does not count as a backup. It is not deleted, because the
+        # metadata may exist after all (if only the answer was lost), and must not exist without the database.
         put(place, name.metadata, metadata.encode())
         removed, rotation_error = rotate(place, name, uid=source.uid, keep=keep, now=now())
         warnings = [] if rotation_error is None else [f"older backups stay: {rotation_error.message}"]

@@ -178,5 +178,5 @@ def _related(place: BackupPlace, made: BackupName, uid: str, files: Sequence[Sto
             if lineage_of(read_metadata(place, parse_stem(stem)).cluster_uid) == wanted_lineage:
                 related.add(stem)
         except (BackupCorrupt, ObjectMissing):
-            continue  # its lineage is unknown, or another process has removed it meanwhile
+            continue  # the backup's lineage is unknown, or another process has removed the backup meanwhile
     return related

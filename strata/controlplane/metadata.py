@@ -1,4 +1,4 @@
-"""Metadata of a backup: the document that makes it count. It says what the snapshot is of, and its checksum."""
+"""Metadata of a backup: the document that makes the backup count. It names the snapshot's origin and checksum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class BackupCorrupt(StrataError):
 class BackupMetadata:
     """One backup. `revision`: the snapshot holds at least this revision. `sha256` is that of the whole file.
 
-    `cluster_uid` is the one in `P/uid`. `etcd_cluster_id` is etcd's own, in hex as etcdctl prints it.
+    `cluster_uid` is the uid in `P/uid`. `etcd_cluster_id` is etcd's own cluster id, in hex as etcdctl prints
+    it.
     """
 
     cluster: str

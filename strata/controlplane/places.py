@@ -1,8 +1,9 @@
 """Places of backups: a folder, or a prefix of S3.
 
-A new file is complete before it is visible under its name, and `commit` returns once it is durable. In a folder it is
-written under a temporary name, synced and renamed. S3 itself shows an object completely or not at all. An upload must
-know the size first, so the file waits in an unnamed temporary file.
+A new file is complete before it is visible under its name, and `commit` returns once the file is durable. In a
+folder, the file is written under a temporary name, synced and renamed. S3 itself shows an object completely or
+not at all. An upload must know the size first, so the data is collected in an unnamed temporary file until
+`commit`.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class BackupPlace(Protocol):
     def uri(self) -> str: ...
 
     def prepare(self) -> None:
-        """Return if backups can be stored here, as far as that can be checked before one is made."""
+        """Return if backups can be stored here, as far as a check before the backup can show; else raise."""
         ...
 
     def create(self, name: str) -> NewFile:
-        """Start a file; `NameTaken` if there is one of this name."""
+        """Start a file; `NameTaken` if a file of this name exists."""
         ...
 
     def names(self) -> list[str]:
@@ -233,7 +234,7 @@ class FolderFile:
             try:
                 sync_folder(self._path.parent)
             except OSError:
-                # its name may not survive a crash, and a backup that may lack a file must not count
+                # the file's name may not survive a crash, and a backup that may lack a file must not count
                 with contextlib.suppress(OSError):
                     self._path.unlink()
                 raise

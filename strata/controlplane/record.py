@@ -15,7 +15,7 @@ _ATTEMPTS: Final = 3
 
 
 async def record_backup(store: Store, keys: ClusterKeys, backup: Backup, *, uid_value: bytes) -> None:
-    """Write the record unless there is one of a newer backup; the transaction compares `P/uid`.
+    """Write the record unless a newer backup is recorded; the transaction compares `P/uid`.
 
     `Refused` if the cluster is another one by now.
     """

@@ -1,4 +1,4 @@
-"""The start of a restore: the keys to complete (of a backup, of etcd, or none), and the backup's snapshot."""
+"""The start of a restore: its initial keys (a backup's, those in etcd, or none), and the backup's snapshot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Base:
     source: str
     backup: bytes | None = None
     in_place: bool = False
-    """Whether it is the state that etcd itself holds now."""
+    """Whether this base is the state that etcd itself holds now."""
 
 
 def download(
@@ -43,7 +43,7 @@ def download(
     *,
     advance: Callable[[int], None],
 ) -> None:
-    """Write a backup's snapshot to `target`; `BackupCorrupt` if it is not the one that was written."""
+    """Write a backup's snapshot to `target`; `BackupCorrupt` if it differs from the snapshot that was backed up."""
     what, digest = f"{place.uri}/{name.database}", SnapshotDigest()
     try:
         with target.open("xb") as file:
@@ -92,7 +92,7 @@ def _readable(value: bytes) -> bool:
 
 
 def base_in_place(held: Keyspace) -> Base:
-    """Return the state that etcd holds now, or the one that an interrupted restore in place started from.
+    """Return the state in etcd now, or the state from which an interrupted restore in place started.
 
     `Refused` if a restore from another source was interrupted: etcd then holds only a part of its keys.
     """
@@ -112,7 +112,7 @@ def base_in_place(held: Keyspace) -> Base:
 
 
 def expected(jobs: Mapping[str, bytes], keys: ClusterKeys) -> dict[str, str]:
-    """Return the manifest digest of each copy that the catalog has as committed, by the URI of its folder."""
+    """Return the manifest digest of each copy that is committed in the catalog, by the URI of the copy's folder."""
     found = {}
     for key, value in jobs.items():
         job = keys.job_of(key)

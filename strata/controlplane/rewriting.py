@@ -1,15 +1,17 @@
 """Rewriting the keys of a cluster while replicas may run (PROTOCOLS 9.4).
 
-1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and no new one starts.
-   It compares that the cluster is the one for which the restore was planned, unchanged since.
+1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and no new one
+   starts. The transaction compares that the cluster is still the one for which the restore was planned, and
+   unchanged.
 2. Transactions of at most 100 operations bring the keys below `P/jobs/` to their planned values. Each compares the
    mod_revision of `P/restoring`.
-3. The last transaction compares that too. It also compares that nothing below `P/jobs/` was written since the read
-   that found all keys as planned. It puts `P/uid`, and deletes `P/restoring` and `P/leader`.
+3. The last transaction compares that mod_revision too. It also compares that nothing below `P/jobs/` was
+   written since the read that found all keys as planned. The transaction puts `P/uid`, and deletes
+   `P/restoring` and `P/leader`.
 
-An interrupted restore leaves `P/restoring`. The next restore puts it anew, which fences the interrupted one: its
-transactions compare another mod_revision. At every moment one of `P/uid` and `P/restoring` exists, since without both
-a replica would start a new cluster.
+An interrupted restore leaves `P/restoring`. The next restore puts that key again, which fences the interrupted
+restore: the interrupted restore's transactions compare an older mod_revision. At every moment either `P/uid` or
+`P/restoring` exists: if both were missing, a replica would start a new cluster.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from strata.errors import Conflict, Refused, Unavailable
 MAX_OPS: Final = 100
 MAX_BYTES: Final = MAX_TXN_BYTES - (64 << 10)
 ROUNDS: Final = 30
-"""How often the keys are read again because another program has written some."""
+"""How many times the keys are read again because another program has written some of them."""
 TRIES: Final = 8
 PAUSE_S: Final = 0.5
 
@@ -105,7 +107,7 @@ def _replicas(keys: ClusterKeys, kvs: Sequence[KeyValue]) -> Iterator[str]:
 
 
 class Rewriting:
-    """One restore, from `begin` to `finish`. `me` has who restores, since when and from what."""
+    """One restore, from `begin` to `finish`. `me` records the restore's operator, start time and source."""
 
     def __init__(self, store: Store, keys: ClusterKeys, me: Restoring, *, sleep: Sleep) -> None:
         self._store = store
@@ -124,9 +126,9 @@ class Rewriting:
     async def begin(self, seen: Keyspace) -> Restoring | None:
         """Take over the keyspace; return the record of an interrupted restore that this one replaces, if any.
 
-        `seen` is the state from which the restore was planned. `Conflict` if the cluster is another one by now, another
-        restore has begun, or a key of a job was written, which the plan would undo. A restore in place makes its plan
-        again after this call, so jobs may write before it.
+        `seen` is the state from which the restore was planned. `Conflict` if etcd holds another cluster by now,
+        another restore has begun, or a job's key was written since (the plan would undo that write). A restore
+        in place makes its plan again after `begin`, so jobs may write until then.
         """
         self._me = self._with_previous_uids(seen)
         compares = [

@@ -1,7 +1,7 @@
 """etcd's own checksum of a snapshot: its last 32 bytes are the SHA-256 of the bytes before.
 
-etcd ends a snapshot's stream with them, and `etcdutl snapshot restore` requires them. A stream that was cut and a file
-with a flipped bit do not pass the check.
+etcd ends a snapshot's stream with these 32 bytes, and `etcdutl snapshot restore` requires them. A stream that
+was cut and a file with a flipped bit do not pass the check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SnapshotDigest:
         """The newest bytes, which may be the trailer."""
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Digest the next bytes."""
         self.size_bytes += len(piece)
         if len(piece) >= TRAILER_BYTES:
             self._database.update(self._tail)

@@ -1,4 +1,4 @@
-"""The source of a snapshot: which etcd member gives it, and of which cluster it is, checked before the copy."""
+"""The source of a snapshot: chooses the etcd member to copy from, and checks before the copy which cluster it holds."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
 async def check_unchanged(store: EtcdStore, keys: ClusterKeys, source: Source) -> None:
     """Return if etcd still holds the cluster it held before the snapshot; `Conflict` if not.
 
-    A uid is never reused, so the cluster was the same one at every moment in between.
+    A uid is never reused, so etcd held this cluster during the whole snapshot.
     """
     found = (await store.read(Range(key=keys.uid))).kvs
     if found and found[0].value == source.uid_value:

@@ -1,12 +1,12 @@
-"""Searches storage roots for the checkpoints of a cluster that they prove. Nothing is written.
+"""Searches storage roots for a cluster's checkpoints whose files prove them complete. Writes nothing.
 
-A checkpoint counts if its COMMIT marker, its manifests and every image exist with their recorded length, those of its
-bases included. A checkpoint that the catalog has as committed counts without its marker too, which may not have been
-written yet. With `verify` every byte is read.
+A checkpoint counts if its COMMIT marker, its manifests and every image exist with their recorded length. The
+same must hold for its bases. A checkpoint that is committed in the catalog also counts without
+its marker, because the marker may not have been written yet. With `verify` every byte is read.
 
-A root may contain files of any program. Each entry that is not a checkpoint of Strata's, or cannot be read, becomes one
-line. A root that cannot be listed ends the search. The folder of a job that cannot be listed, or whose owner cannot be
-read, is *unread*: its checkpoints must not count as missing.
+A root may contain files of any program. Each entry that is not a Strata checkpoint, or cannot be read, becomes
+one line of the report. A root that cannot be listed ends the search. The folder of a job that cannot be listed,
+or whose owner cannot be read, is *unread*: its checkpoints must not count as missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strata.errors import (
 )
 
 THREADS: Final = 4
-"""How many checkpoints are examined at a time: each has its manifests in memory meanwhile."""
+"""How many checkpoints are examined at a time: the manifests of each are in memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Searched:
 
 
 def survey(storage: Storage) -> Survey:
-    """Find the owners of a root's folders. `NotFound` if it is no root, `Refused` if no coordinators ever used it."""
+    """Find the owners of a root's folders. `NotFound` if `storage` is no root, `Refused` if no coordinator used it."""
     owner = root.owner_of(storage)
     if owner is None:
         raise NotFound(
@@ -83,7 +83,7 @@ def survey(storage: Storage) -> Survey:
             belongs = root.owner_of(storage, folder=name)
             parsed = root.parse_owner(belongs) if belongs is not None else None
             if parsed is None:
-                continue  # it has no owner, or one whose name Strata does not give
+                continue  # the folder has no owner, or an owner whose name Strata would not give
             if parsed[1] != name:
                 raise Refused(f"its {root.NAME} says that it is {parsed[1]}'s")
             checked_id("job", name)
@@ -209,7 +209,7 @@ class _Result:
 
 
 def _fault(folder: Folder) -> str:
-    """Return why this cannot be the folder of an attempt of ours, or ""."""
+    """Return why this cannot be the folder of one of Strata's checkpoint attempts, or ""."""
     if folder.generation > MAX_GENERATION:
         return f"no job has a generation {folder.generation}"
     if folder.generation == 0:

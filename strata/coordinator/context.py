@@ -83,5 +83,5 @@ class Serving(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Accept no new session, end the open ones so that their members move on, close the port."""
+        """Accept no new session, end the open ones so that their members connect to other replicas, close the port."""
         ...

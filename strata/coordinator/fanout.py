@@ -1,7 +1,7 @@
 """Distribution of view changes to the parts of the replica that they concern.
 
-Each batch is sorted by job once. Each part is called once a batch, only for the keys that it uses, however many
-events there are. An error that one job's records cause stays with that job.
+Each batch is sorted by job once. Each part of the replica is called at most once a batch and job, only for the
+keys that the part uses. An error that one job's records cause stays with that job.
 """
 
 from __future__ import annotations

@@ -63,16 +63,16 @@ async def run_coordinator(
     resources: ResourceFactory | None = None,
     suspended_page: SuspendedPage | None = None,
 ) -> None:
-    """Run one replica until SIGTERM or SIGINT, then shut down in good order.
+    """Run one replica until SIGTERM or SIGINT, then shut down cleanly.
 
-    `page` makes its HTTP server, and `resources` the reader of the HTTP API's resources over gRPC. `suspended_page`
-    makes the HTTP server while etcd is not the one that the replica served: then the replica serves nobody, and
-    resumes once the cluster is back.
+    `page` makes the replica's HTTP server, and `resources` the reader of the HTTP API's resources over gRPC.
+    `suspended_page` makes the HTTP server while etcd does not hold the cluster that the replica served. During
+    that time the replica serves nobody; it resumes once its cluster is back.
 
-    `ConfigError`: the port is taken, a name is invalid, or this etcd cannot be used.
-    `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
-    the name. From its first log line on, this function handles both signals. After it returns they are ignored: the
-    process must then exit with its own exit code.
+    `ConfigError`: the port is taken, a name is invalid, or this etcd cannot be used. `Unavailable`: no etcd
+    member answered within `etcd.wait_s`. `Conflict`: another replica holds the name. From its first log line
+    on, this function handles both signals. After this function has returned, both are ignored: the process must
+    then exit with its own exit code.
     """
     configure(fmt=config.log.format, level=config.log.level)
     raise_limit()

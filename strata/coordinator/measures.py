@@ -1,7 +1,7 @@
 """The metrics of one replica, made with it. The exporter of `/metrics` reads them; no other part depends on them.
 
-If a metric's text says "seen", every replica counts the same events for itself, because each sees all of the
-keyspace: read any one replica, never their sum.
+If a metric's help text contains "seen", every replica counts the same events, because each sees all of the
+keyspace: read the metric of any one replica, never the sum over replicas.
 """
 
 from __future__ import annotations

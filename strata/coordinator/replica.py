@@ -5,8 +5,8 @@
     committer                         commit checkpoints that are complete
     election, leader_term             lead, if this replica is elected
 
-One TaskGroup owns all of it. Nothing here imports grpc: a factory supplies the transport of the serving half, so
-that the simulation runs the same replica on faked links.
+One TaskGroup owns all of these tasks. Nothing here imports grpc: a factory supplies the transport of the
+serving half, so that the simulation runs the same replica on faked links.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ async def _no_members() -> Sequence[EtcdMember]:
 class Replica:
     """One replica, from its first read of the keyspace to the removal of its own key; `run` is its life.
 
-    `store` serves everything else; `renewals` serves only the leader's lease and campaigns. Each has a channel of
-    its own, so that renewals wait for nothing else. `probe` is the TCP connect by which a dead leader is recognised.
-    `instance` and `new_uid` are fresh random names. `uid` is the only cluster that it may serve, if that is known.
-    `clock` also counts time in suspend.
+    `renewals` is the store handle for the leader's lease and campaigns only; `store` is for everything else.
+    Each has a channel of its own, so that renewals wait for nothing else. `probe` is the TCP connect by which a
+    dead leader is recognised. `instance` and `new_uid` are fresh random names. `uid`, if given, is the only
+    cluster that this replica may serve. `clock` also counts time in suspend.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Replica:
         return max(self.context.mirror.view.revision, *(store.revision for store in self._stores))
 
     def stop(self) -> None:
-        """Make `run` return: resign, move the sessions to other replicas, delete the own key."""
+        """Make `run` return: resign, move the sessions to other replicas, delete this replica's own key."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -235,7 +235,7 @@ class Replica:
         await _cancel([running])
 
     async def _serve(self, tasks: asyncio.TaskGroup, stopping: asyncio.Task[Any]) -> None:
-        """Serve and, if elected, lead until `stopping` is done; then shut down in good order."""
+        """Serve and, if elected, lead until `stopping` is done; then shut down cleanly."""
         context = self.context
         committer = Committer(keys=context.keys, mirror=context.mirror, executor=context.executor)
         serving = self._serving(context, self.service, self._read)
@@ -298,7 +298,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def _best_effort(what: str, work: Awaitable[None]) -> None:
-    """Do shutdown work that only speeds the other replicas up: without it, they learn the same from etcd."""
+    """Do shutdown work that only saves the other replicas time: otherwise they learn the same from etcd later."""
     try:
         async with asyncio.timeout(PARTING_S):
             await work

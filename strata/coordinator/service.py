@@ -160,7 +160,7 @@ class Service:
         await self._peer_handler.serve(link, identity)
 
     def part(self) -> None:
-        """Send every member to another replica, and remove none of them as dead for leaving."""
+        """Send every member to another replica. A member that moves is not removed as dead."""
         self.failure_detector.stop()
         self.sessions.part(self.peers.ready_addresses(), "this replica stops")
         self._barrier_calls.part()
@@ -211,7 +211,8 @@ class Service:
             if addresses:
                 self.sessions.move_all(addresses, health.unready())
             if health.is_cut_off():
-                # also if no peer is known to be healthier: a member without a welcome loses nothing by moving
+                # also if no peer is known to be healthier: a member that is not yet welcomed loses nothing by
+                # moving
                 elsewhere = addresses or self.peers.ready_addresses()
                 self.sessions.move_registering(elsewhere, health.unready())
 

@@ -2,7 +2,7 @@
 
 With `Type=notify`, systemd counts a unit as started once it receives READY=1, so a rolling restart waits until
 a replica serves. With `WatchdogSec=`, systemd kills and restarts a replica whose event loop hangs for that
-time: a timer of that loop sends WATCHDOG=1.
+time: the messages WATCHDOG=1 come from a timer of the event loop.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A suspended replica: its etcd was replaced, so it serves nobody, and reports why and the way back (PROTOCOLS 9.1).
 
-It keeps its ports, so that probes, pages and callers receive the reason instead of a refused connection. Callers
-receive `Unavailable`: members keep their ranks running, and retry. Every second the replica reads etcd again. Once the
-cluster was restored, the process serves it with a new instance, without operator action. It never serves the same uid
-again, because nothing shows what etcd has lost. If an endpoint pointed at another etcd for a while, the process must
-be restarted.
+It keeps its ports, so that probes, pages and callers receive the reason instead of a refused connection.
+Callers receive `Unavailable`: members keep their ranks running, and retry. Every second the replica reads etcd
+again. Once the cluster has been restored, the process serves the restored cluster with a new instance, without
+operator action. It never serves the same uid again, because nothing shows which writes etcd has lost. Limit: if
+an endpoint only pointed at another etcd for a while, an operator must restart the process.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Suspended:
         self._stopping.set()
 
     async def run(self) -> str:
-        """Refuse every caller; return the cluster's uid once it can be served, or "" when stopped."""
+        """Refuse every caller; return the cluster's uid once the cluster can be served, or "" when stopped."""
         log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
         async with self._refusing(), self._shown():
             reminded = asyncio.get_running_loop().time()
@@ -126,7 +126,8 @@ class Suspended:
             at_revision=answer.revision,
             restoring=restore,
         )
-        # the first reason stays: one with a changing revision would be a new text for every caller each second
+        # the first reason stays: a reason with a changing revision would give every caller a new text each
+        # second
         self._restoring = why if restore else ""
         self._found = found.uid if found is not None else ""
         return bool(why)

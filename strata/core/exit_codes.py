@@ -8,10 +8,10 @@ REFUSED: Final = 4
 """The cluster's state forbids the requested operation; the error text says why."""
 
 PREEMPTED: Final = 75
-"""The process saved and left because a notice asked it to (sysexits.h: EX_TEMPFAIL): requeue it."""
+"""The process saved and left because a notice asked for it (sysexits.h: EX_TEMPFAIL): requeue the process."""
 
 DO_NOT_REQUEUE: Final = 78
-"""The process failed for a reason that a retry would meet again (sysexits.h: EX_CONFIG)."""
+"""The process failed, and a retry would fail for the same reason (sysexits.h: EX_CONFIG)."""
 
 
 def is_success(error: BaseException | None) -> bool:

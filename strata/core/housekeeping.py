@@ -1,6 +1,6 @@
 """Housekeeping by the leader: deletion of ended generations' keys, and of members whose replica was lost.
 
-Members are deleted by *soft* times: how long the leader itself has observed a condition. A new leader
+Members are deleted by *soft* times, that is, by how long the leader itself has observed a condition. A new leader
 restarts the count, which only delays a deletion.
 """
 
@@ -28,15 +28,15 @@ from strata.core.kv.view import Entry
 K = TypeVar("K")
 
 KEPT_GENERATIONS = 8
-"""Includes the current generation. A stop is followed by two generations at once, a forming one and the next."""
+"""The number of generations kept, with the current one. A stop soon adds two: a forming one and the next."""
 MAX_OPS = 90
-"""Below the 100 of PROTOCOLS 2.5, to leave space for the compares of the same transaction."""
+"""The limit for one transaction; below the 100 of PROTOCOLS 2.5, to leave space for its compares."""
 MAX_ORPHANS = 30
-"""The limit for one transaction: a single hand-over meanwhile makes all of it fail."""
+"""The limit for one transaction: if one of these members is handed over meanwhile, the whole transaction fails."""
 
 
 def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> dict[K, float]:
-    """Return, for each key present now, since when it has been; absent keys are forgotten."""
+    """Return, for each key present now, the time at which it was first seen; absent keys are forgotten."""
     return {key: before.get(key, now) for key in present}
 
 
@@ -46,10 +46,10 @@ def first_seen(before: Mapping[K, float], present: Iterable[K], now: float) -> d
 def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Plan:
     """Delete the worlds and barriers of all generations except the newest `KEPT_GENERATIONS`.
 
-    Kept generations serve late requests: a rank may ask for the outcome of a barrier, and a client that repeats a stop
-    request for whether it was carried out. `worlds/<gen>/restored` stays as long as it
-    supersedes a checkpoint (PROTOCOLS 8.4). It can supersede no later checkpoint: a record of an older generation
-    is never begun after its world.
+    Kept generations serve late requests: a rank may request the outcome of a barrier, and a client may repeat a
+    stop request to learn whether it was carried out. `worlds/<gen>/restored` stays as long as it supersedes a
+    checkpoint (PROTOCOLS 8.4). It supersedes no checkpoint later on: a record of an older generation is never begun
+    after that world.
     """
     view, head = job.view, job.head()
     ended = range(job.generation() - KEPT_GENERATIONS + 1)
@@ -97,7 +97,7 @@ Orphan = tuple[str, str, int]
 
 
 def orphans(job: JobView, *, keys: ClusterKeys) -> dict[Orphan, Entry[Worker]]:
-    """Return the members that are served by a replica instance which does not exist any more.
+    """Return the members whose replica instance does not exist any more.
 
     The leader counts as existing, even if its own replica key has expired.
     """
@@ -125,9 +125,9 @@ def plan_orphans(
 ) -> Plan:
     """Delete the members whose replica has not existed for `orphan_s`.
 
-    `calm_since_ms`: when this leader took the lead, or the last replica became ready, whichever is later. Members
-    had that long to reconnect to another replica. `arriving`: members that are reconnecting; they are alive,
-    and only the write of their hand-over is pending.
+    `calm_since_ms`: when this leader took the lead, or when the last replica became ready, whichever is later.
+    Since then members could reconnect to another replica. `arriving`: members that are reconnecting. They are
+    alive, and only the write of their hand-over is pending.
     """
     waits_ms = orphan_s * 1000
     found = orphans(job, keys=keys)

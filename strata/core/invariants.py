@@ -1,4 +1,4 @@
-"""Invariants of the keyspace: rules that hold in every view; each violation is a sentence.
+"""Invariants of the keyspace: rules that must hold in every view; a violation is reported as a sentence.
 
 Unit tests, the simulation, and every replica (on its own view) check them. A violation is a bug of
 Strata, of etcd or of the link to it, or the result of a manual write to the keyspace. No rule
@@ -41,7 +41,7 @@ _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One violated rule. `key` is the key, or the folder of keys, that the rule is about."""
+    """One violated rule. `key`: the key, or the folder of keys, to which the rule applies."""
 
     job: str
     key: str
@@ -125,7 +125,7 @@ def _members(world: World) -> Iterator[str]:
 
 
 def _ends(job: JobView) -> Iterator[str]:
-    """A rank ends once, within the world's size; DONE means that all ranks are done."""
+    """A rank ends in one way only, and its number is below the world's size; DONE means that all ranks are done."""
     world = job.world_as_written()
     if world is None:
         return
@@ -151,7 +151,7 @@ def _ends(job: JobView) -> Iterator[str]:
 
 
 def _notices(job: JobView) -> Iterator[str]:
-    """A member that was asked to leave has no place; a notice only asks ranks that run."""
+    """A member that was asked to leave has no place in a world; a forming world has no notice."""
     world = job.world_as_written()
     if world is None:
         return
@@ -198,7 +198,7 @@ def _history(job: JobView) -> Iterator[str]:
 
 
 def _barriers(job: JobView) -> Iterator[str]:
-    """The floor is the highest released round, and no round lies below it."""
+    """The floor is the highest released round, and no key exists of a round below the floor."""
     view, keys, current = job.view, job.keys, job.generation()
     for name in view.names(keys.barriers):
         for generation in map(int, view.names(keys.barrier_name(name))):
@@ -229,7 +229,7 @@ def _barriers(job: JobView) -> Iterator[str]:
 
 
 def _latest(job: JobView) -> Iterator[str]:
-    """`latest` names a committed record, no counting record is newer, and its world restores it."""
+    """`latest` names a committed (or corrupt) record, in an existing generation, and its world restores that record."""
     latest, head = job.latest(), job.head()
     if latest is None:
         return
@@ -261,7 +261,7 @@ def _latest(job: JobView) -> Iterator[str]:
 
 
 def _catalog(job: JobView) -> Iterator[str]:
-    """Records lie under the right keys, in existing generations; each state has the acks or digests it needs."""
+    """A record's key matches its step and generation, which exists; each state has the acks or digests it needs."""
     current = job.generation()
     for entry in job.checkpoints():
         record = entry.record
@@ -288,7 +288,7 @@ def _catalog(job: JobView) -> Iterator[str]:
 
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
-    """No record that something needs is deleted; every reference is that of an existing record."""
+    """No record in use is in deletion; every reference is that of an existing record."""
     users = [e.record for e in job.view.entries(job.keys.refs(*record.where), Reference) if not e.record.job]
     attempts = set(job.view.names(job.keys.refs(*record.where)))
     for user in users:

@@ -65,7 +65,7 @@ class JobView:
 
     @property
     def exists(self) -> bool:
-        """Whether a member has registered for it. A job rebuilt from its storage has a world but no spec."""
+        """Whether a member has registered for the job. A job that was rebuilt from storage has a world but no spec."""
         return any(self.view.get(key) is not None for key in (self.keys.spec, self.keys.head))
 
     def spec(self) -> Entry[JobSpec] | None:
@@ -111,7 +111,7 @@ class JobView:
         return self.view.derived(self.keys.head, self.world_as_written)
 
     def world_as_written(self) -> World | None:
-        """Return the current world from its chunks as they are, even if they violate that rule."""
+        """Return the current world from its present chunks, without the cache: `core.invariants` checks that rule."""
         head = self.head()
         if head is None:
             return None
@@ -140,7 +140,7 @@ class JobView:
         return self.view.entry(self.keys.notice(generation), StopNotice)
 
     def met(self, barrier: str, generation: int) -> bool:
-        """Return whether all ranks of `generation` have met at a barrier of that name."""
+        """Return whether all ranks of `generation` have met at the barrier named `barrier`."""
         return self.view.get(self.keys.barrier_floor(barrier, generation)) is not None
 
     def history(self) -> list[Entry[GenerationRecord]]:
@@ -155,9 +155,9 @@ class JobView:
     # -- checkpoints
 
     def anew(self) -> int:
-        """Return the newest generation whose checkpoints were given up by beginning anew; -1 if there is none.
+        """Return the newest generation whose checkpoints were given up when the job began anew; -1 if it never did.
 
-        -1 and not 0, because a fork is in generation 0: a job that never began anew has not given up its fork.
+        -1 and not 0, because a fork is in generation 0, and a job that never began anew still needs its fork.
         """
         record = self.view.record(self.keys.anew, Anew)
         return record.generation if record is not None else -1

@@ -1,7 +1,7 @@
 """Client requests for a job as a whole: scale, resume and delete.
 
-Stop requests are in `core.stop.requests`. Any replica writes these, comparing the keys that it read; the leader
-finds them in the view and acts on them.
+Stop requests are in `core.stop.requests`. Any replica may write these requests, in a transaction that compares the
+keys that it read. The leader finds them in the view and acts on them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def decide_resume(job: JobView) -> Decision:
 def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) -> Decision:
     """Change how many members the job needs and accepts; 0 keeps a limit as it is.
 
-    A retry whose first try took effect finds that effect, or a later change by another client. The retry
-    replaces that change, as if the two requests had been concurrent.
+    Limit: a retry whose first try took effect may find a later change by another client. The retry replaces that
+    change, as if the two requests had been concurrent.
     """
     spec = job.spec()
     if spec is None:

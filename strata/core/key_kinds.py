@@ -13,7 +13,7 @@ from strata.core.kv import records as r
 UNKNOWN: Final = object()
 """A key with no record of this release."""
 PROCESSES: Final = object()
-"""A key about processes: members, their world, barriers, readers, standbys, or requests to go back."""
+"""A key that does not outlive the processes: members, their world, barriers, readers, standbys, rewinds."""
 
 _PLAIN: Final[dict[str, Any]] = {
     "spec": r.JobSpec,

@@ -26,7 +26,7 @@ def seconds(
         raise InvalidArgument(f"{what} is {shown[:80]}, not a number", hint="pass seconds, such as 5.0")
     try:
         number = float(value)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         number = math.inf
     if not (number >= 0 if zero else number > 0) or number > MAX_S:  # "not" also rejects nan
         least = "at least 0" if zero else "above 0"

@@ -1,13 +1,13 @@
 """Timing: all time spans behind the liveness of members, replicas and barriers.
 
-They derive from one setting, `detect_s`: a member whose host froze or vanished is declared dead within it. It is
-spent in consecutive parts:
+They derive from one setting, `detect_s`: within this time a member is declared dead after its host froze or
+vanished. The time has three consecutive spans:
 
     | keepalive_time | keepalive_timeout |   reconnect_grace   |
     | until a ping   | until its answer  | a lost stream may   |
     | is sent        | is given up       | come back elsewhere |
 
-The leader's lease does not derive from it: it concerns replicas and etcd.
+The leader's lease does not derive from `detect_s`: it concerns replicas and etcd.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ChannelOptions = tuple[tuple[str, int], ...]
 """gRPC channel arguments, by grpc's names."""
 
 MIN_DETECT_S = 0.5
-"""Below this, a garbage collection or a busy core would count as a death."""
+"""With a lower `detect_s`, a garbage collection or a busy core would count as a death."""
 
 MAX_HEARTBEAT_S = 2.0
-"""The limit for any `detect_s`: a client that lost its replica must reach another one before `orphan_s`."""
+"""The limit whatever `detect_s` is: a client that lost its replica must reach another one before `orphan_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,14 @@ class Timing:
     """The interval at which replicas forward all open arrivals again (PROTOCOLS 6.3)."""
     counter_after_s: float = 0.1
     counter_every_s: float = 0.5
-    """An open barrier's visible counter: delay of its first write, then the least interval between writes (6.5)."""
+    """The delay of an open barrier's first visible counter, and the least interval between its later writes (6.5)."""
 
     @classmethod
     def derive(cls, detect_s: float = 5.0) -> Timing:
-        """Return spans whose sum is `detect_s`; most of a ping's part is for the answer, as a busy host may be slow."""
+        """Return spans whose sum is `detect_s`.
+
+        Most of a ping's span is for the answer, because a busy host may be slow.
+        """
         if not MIN_DETECT_S <= detect_s <= 3600:
             raise ConfigError(
                 f"detect_s = {detect_s:g} is not in {MIN_DETECT_S:g} .. 3600",
@@ -74,7 +77,7 @@ class Timing:
     def server_options(self) -> ChannelOptions:
         """Return the options with which a gRPC server detects a frozen client in time.
 
-        All are needed: `http2.ping_timeout_ms`, for one, would otherwise default to a minute.
+        All options are needed: for example, `http2.ping_timeout_ms` would otherwise default to a minute.
         """
         return (
             *self._keepalive_options(),
@@ -105,7 +108,7 @@ class Timing:
 
     @property
     def _least_ping_ms(self) -> int:
-        """Half a ping's interval, so that pings by the other side's own timers are not refused."""
+        """Half of the keepalive interval, so that pings by the other side's timers are not refused as too frequent."""
         return max(1, _ms(self.keepalive_time_s / 2))
 
 

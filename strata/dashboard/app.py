@@ -1,8 +1,9 @@
 """The ASGI application of a replica's HTTP port: routes, headers of every answer, refusal of foreign origins.
 
 Only actions of the API change anything. No cache may store an answer. The headers forbid the browser to load anything
-from elsewhere and to run any script but ours. If callers need no credential, the Host header must be an address,
-`localhost` or a replica's own name. Else a foreign page could read this one under a name of its own (DNS rebinding).
+from other servers, and to run any script but ours. If callers need no credential, the Host header must be an address,
+`localhost` or a replica's own name. Otherwise a foreign page could read our pages under its own host name (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -96,14 +97,14 @@ class _Guard:
         await (answer or self._app)(scope, receive, sending)
 
     def _refusal(self, scope: Scope, host: str, *, foreign: bool) -> Response | None:
-        """Return the answer that refuses a request, or None if the request is served."""
+        """Return the answer that refuses a request, or None if the request may be served."""
         method, api = scope["method"], scope["path"].startswith(f"{ROOT}/")
         allowed = ("GET", "HEAD", "POST", "OPTIONS") if api else ("GET", "HEAD")
         if method not in allowed:
             return PlainTextResponse(
                 "this only shows things\n", 405, headers={"allow": ", ".join(allowed[:3] if api else allowed)}
             )
-        probe = scope["path"] in PROBES  # shows nothing of a job, and must work under any host name
+        probe = scope["path"] in PROBES  # a probe shows nothing about jobs, and must work under any host name
         if not probe and not self._authorizer.asks and not is_own_name(self._source, host):
             return PlainTextResponse(
                 "open it as localhost, by its address or as coordinator.advertise\n", 421

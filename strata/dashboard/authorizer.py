@@ -1,9 +1,9 @@
 """Authentication and authorization of HTTP callers, with the same identities and the same table as for gRPC.
 
-A caller presents a client certificate, or a token (as Bearer, or as the password that a browser prompts for). If a
-coordinator authenticates callers, it requires a credential on every address but loopback. On loopback every user of
-the host may read; if the coordinator authenticates, only callers with a credential may change something. The probes and
-the dashboard's static files need no credential: they reveal nothing of any job.
+A caller presents a client certificate, or a token (as Bearer, or as the password that a browser prompts for). If the
+coordinator authenticates callers, it requires a credential for every change. It also requires a credential for
+reading, except on loopback, where every user of the host may read. The probes and the dashboard's static files need
+no credential, because they show nothing about jobs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ OPERATE: Final = "Checkpoints.PinCheckpoint"
 
 
 class HttpAuthorizer:
-    """Authorizes the callers of one replica; `ConfigError` if the file of tokens cannot be used."""
+    """Authorizes the callers of one replica; raises `ConfigError` if the file of tokens cannot be used."""
 
     def __init__(self, config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> None:
         host, _port = split_address("coordinator.http_listen", config.http_listen)
         self._cluster = config.cluster
         self._authenticates = config.authenticates
         self.asks = config.authenticates and not is_loopback(host)
-        """Whether reading, too, needs a certificate or a token."""
+        """Whether reading also requires a certificate or a token."""
         self.review_s = config.review_s
         path = config.accepted_tokens_file
         self._tokens = AcceptedTokens(path, cluster=config.cluster, now=now) if path is not None else None
@@ -57,13 +57,13 @@ class HttpAuthorizer:
         return parse_identity(list(uris))
 
     def check(self, identity: Identity | None, job: str | None) -> None:
-        """Raise the refusal unless the caller may read: `job` if one is named, else the cluster."""
+        """Raise the refusal unless the caller may read `job`, or the cluster if `job` is None."""
         refused = refusal(identity, LOOK if job is not None else LOOK_AT_ALL, cluster=self._cluster, job=job)
         if refused is not None:
             raise refused
 
     def check_page(self, identity: Identity | None, job: str | None) -> None:
-        """Do the same for a page. One without `job` shows all jobs, so callers limited to some jobs may not see it."""
+        """As `check`, for a page. A page without `job` shows all jobs, so a caller limited to some jobs is refused."""
         self.check(identity, job)
         if identity is not None and identity.jobs and job is None:
             raise PermissionDenied(
@@ -77,7 +77,7 @@ class HttpAuthorizer:
         return refusal(identity, OPERATE, cluster=self._cluster) is None
 
     def check_operates(self, identity: Identity | None) -> None:
-        """Raise the refusal unless the caller may change anything over HTTP. The call itself checks its action."""
+        """Raise the refusal unless the caller may change something over HTTP; the gRPC call then checks the action."""
         if identity is None and self._authenticates:
             raise Unauthenticated(
                 "whoever shows no certificate or token may only look",

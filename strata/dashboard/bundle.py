@@ -1,6 +1,6 @@
-"""Static files of the dashboard, built from `web/`: one page for all of its addresses, and the page's assets.
+"""Static files of the dashboard, built from `web/`: one page, which all its addresses serve, and the page's assets.
 
-The files hold nothing of a job, so every client may load them; the page requests its data from the API.
+The files contain nothing about jobs, so every client may load them; the page requests its data from the API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Selection of the jobs that a page or a scrape shows, if there are more than `MAX_JOBS`.
 
-Jobs stay in the keyspace after they ended, so there may be thousands. Every page and scrape reads the jobs in the
-event loop that also serves barriers.
+Jobs stay in the keyspace after they end, so there may be thousands of them. Every page and scrape reads the jobs in
+the event loop, which also serves barriers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_JOBS: Final = 500
 
 
 def shown_jobs(view: View, keys: ClusterKeys, *, most: int = MAX_JOBS) -> list[str]:
-    """Return the names of the jobs to show, sorted: all of them, or `most`.
+    """Return the names of the jobs to show, sorted: all jobs, or `most` of them.
 
     Jobs with members are chosen first, then the most recently changed ones.
     """

@@ -1,6 +1,6 @@
 """`/metrics` in the Prometheus format: the replica's counters, and gauges read from its view at the scrape.
 
-Gauges hold no state between scrapes: a key that was removed from the keyspace is missing in the next answer.
+Gauges have no state between scrapes: once a key is removed from the keyspace, the next answer has no series for it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _one(read: Callable[[Source], float]) -> Read:
 
 
 def _jobs(read: Callable[[Source, JobView], float | None]) -> Read:
-    """Return a reader that yields one value for each job; a job that cannot be read has none."""
+    """Return a reader that yields one value for each job, but none for a job that cannot be read."""
 
     def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
         for name in jobs:
@@ -240,8 +240,8 @@ class Exposition:
     async def answer(self, accept: str) -> tuple[bytes, str]:
         """Return the body and its content type.
 
-        A cluster may have ten thousand members, and the event loop serves barriers. So the loop gets a turn after each
-        family and each job, and another thread renders the text.
+        A cluster may have ten thousand members, and the same event loop serves barriers. So this coroutine yields to
+        the loop after each family and each job, and a thread renders the text.
         """
         metrics: list[Metric] = []
         for metric in self._collect():
@@ -256,7 +256,7 @@ class Exposition:
             finally:
                 while (
                     metrics
-                ):  # pop one at a time: freeing a hundred thousand samples at once would block the loop
+                ):  # pop one at a time: freeing a hundred thousand samples together would block the loop
                     metrics.pop()
 
         return await asyncio.to_thread(text), content_type
@@ -277,7 +277,7 @@ class Exposition:
 
 
 class _Collected(CollectorRegistry):
-    """Metrics that were collected already, as a registry that an encoder accepts."""
+    """Collected metrics, in the form of a registry that an encoder accepts."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         super().__init__(auto_describe=False)

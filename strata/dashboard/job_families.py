@@ -26,7 +26,7 @@ _Sample = tuple[str, tuple[str, ...], float]
 
 FINDING: Final = "strata_job_finding"
 MAX_FINDINGS: Final = 20
-"""For one job in one scrape."""
+"""The limit for one job in one scrape."""
 MAX_CAUSE_CHARS: Final = 64
 HEARTBEAT: Final = "strata_worker_heartbeat_age_seconds"
 SAMPLES: Final = "strata_job_samples"

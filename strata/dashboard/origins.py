@@ -1,10 +1,10 @@
 """Allowed origins (CORS): a replica's own page and the pages of the cluster's other replicas may read its answers.
 
-A page that lost its replica continues at another replica, which has another origin. Answers allow no other origin, so
-the browser refuses all other pages.
+A page that lost its replica continues at another replica, which has another origin. Answers allow only the origins of
+replicas, so the browser hides them from all other pages.
 
-A foreign page may make its own name resolve to a replica (DNS rebinding). The browser then takes the replica for that
-page's origin, but the Host header carries the foreign name.
+A foreign page may make its own host name resolve to a replica (DNS rebinding). For the browser the replica then has
+the page's origin, but the Host header has the foreign name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_known(source: Source, origin: str, host: str) -> bool:
 
 
 def is_own_name(source: Source, host: str) -> bool:
-    """Return whether a Host header is an IP address, this machine, or a name of one of the replicas."""
+    """Return whether a Host header names an IP address, this machine, or one of the replicas."""
     name = _name(host)
     if name in ("localhost", ""):
         return True

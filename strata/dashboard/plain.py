@@ -67,7 +67,7 @@ class PlainPages:
         self._made: dict[tuple[str, bool], tuple[float, Response]] = {}
 
     async def answer(self, request: Request) -> Response:
-        """Answer with the cluster's page, or that of the job in the path; each is made at most once in `AGAIN_S`."""
+        """Answer with the page of the cluster or of the path's job; each page is made at most once in `AGAIN_S`."""
         now_s = asyncio.get_running_loop().time()
         self._made = {key: held for key, held in self._made.items() if now_s - held[0] < AGAIN_S}
         key = (request.url.path, _wants_html(request))

@@ -1,15 +1,15 @@
 """The HTTP server of a replica: uvicorn on the replica's own event loop, with limits on connections and requests.
 
-The same loop serves barriers, so HTTP clients must not be able to block it:
+The same loop serves barriers, so HTTP clients must not be able to block the loop:
 
-- A connection lives for at most `CONNECTION_S`, counted from its accept, before the TLS handshake. Exempt are the API's
-  streams, of which there are at most `api.stream.MAX_STREAMS`. Above the limits the server closes the oldest connection
-  of the address with the most, so probes are answered however many connections others hold. The gRPC port has the same
-  rule (`core.access.connection_limits`).
-- A request's head is bounded. The server reads no body but that of an action, which is bounded too (`api.routes`).
+- A connection lives for at most `CONNECTION_S`, counted from its accept, before the TLS handshake. The API's streams
+  are exempt; there are at most `api.stream.MAX_STREAMS` of them. Above the limits the server closes the oldest
+  connection of the address with the most connections, so probes are answered however many connections other clients
+  have. The gRPC port has the same rule (`core.access.connection_limits`).
+- A request's head is bounded. The server reads only bodies of actions, which are bounded too (`api.routes`).
 - Each page is rendered at most once a second (`app`).
 
-uvicorn would install its own signal handlers; here the replica handles signals.
+uvicorn's own signal handlers are not installed, because the replica handles signals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACCEPTS: Final = 32
 PAUSE_S: Final = 0.1
 SHORT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NO_LINGER: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER on, with zero seconds: closing the socket drops unsent data, and the peer receives a reset."""
+"""SO_LINGER with zero seconds: closing the socket drops unsent data, and the peer receives a reset."""
 HELLO_BYTES: Final = 64
 """The first message of a TLS client is at least this long."""
 CONNECTION_S: Final = 15.0
@@ -51,7 +51,7 @@ HEAD_BYTES: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0
 DATE_S: Final = 1.0
 STOP_S: Final = 1
-"""How long the server lets answers in progress finish when the replica stops."""
+"""How long answers in progress may take to finish when the replica stops."""
 
 
 class HttpServer:
@@ -95,9 +95,10 @@ class HttpServer:
         self._begun = False
 
     async def start(self) -> str:
-        """Bind the port, and return the address, with its scheme if that is https.
+        """Bind the port, and return the address, with the scheme if it is https.
 
-        Connections then queue until `run`. `ConfigError` if the port is taken or the address is not this machine's.
+        Connections then queue until `run`. Raise `ConfigError` if the port is in use, or if the address does not
+        belong to this machine.
         """
         host, _port = split_address("coordinator.http_listen", self._listen)
         self._server.listener = _bound(self._listen)
@@ -130,7 +131,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server on a socket that is bound already, without its signal handlers."""
+    """uvicorn's server without its signal handlers, on a socket that is bound already."""
 
     def __init__(
         self, config: uvicorn.Config, tls: ssl.SSLContext | None, shares: Shares, report: ConnectionReport
@@ -168,7 +169,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and end the open connections."""
+        """Accept no more connections, and end the open connections."""
         assert self.listener is not None, "it was started"
         assert self._looking is not None, "it was started"
         asyncio.get_running_loop().remove_reader(self.listener)
@@ -178,7 +179,7 @@ class _Server(uvicorn.Server):
         await asyncio.gather(*ending, return_exceptions=True)
 
     def release(self) -> None:
-        """Stop reading the listener and end every connection, at once. uvloop closes no socket that it still reads."""
+        """Stop reading the listener, and end every connection now. uvloop closes no socket that it still reads."""
         if self.listener is not None and self.listener.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.listener)
         if self._looking is not None:
@@ -189,7 +190,7 @@ class _Server(uvicorn.Server):
             self._end(connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept at most `ACCEPTS` waiting connections, so that open connections get their turns too."""
+        """Accept at most `ACCEPTS` waiting connections, so that the loop also serves the open connections."""
         now_s = asyncio.get_running_loop().time()
         for _ in range(ACCEPTS):
             try:
@@ -279,7 +280,7 @@ class _Connection:
         self._silent: asyncio.TimerHandle | None = None
 
     def wait(self, count: int, begin: Callable[[Self], None], end: Callable[[Self], None]) -> None:
-        """Call `begin` once `count` bytes or the stream's end arrived; `end` if neither does within `HANDSHAKE_S`."""
+        """Call `begin` once `count` bytes or the stream's end arrive; call `end` if neither does in `HANDSHAKE_S`."""
         loop = asyncio.get_running_loop()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
         self._silent = loop.call_later(HANDSHAKE_S, end, self)
@@ -296,7 +297,7 @@ class _Connection:
         return True
 
     def cut(self) -> None:
-        """End the connection as if the peer had; a transport then closes the socket. No effect if it has ended."""
+        """End the connection as if the peer had ended it; a transport then closes the socket. A repeat does nothing."""
         if self.wait_no_more():
             self.socket.close()
         with contextlib.suppress(OSError):
@@ -310,7 +311,7 @@ class _Bounded(H11Protocol):
         super().__init__(**more)
         self.ended = asyncio.Event()
         self.stays: Callable[[], None] = lambda: None
-        """Exempts the connection from `CONNECTION_S`, and from being closed in favour of new connections."""
+        """Exempts the connection from `CONNECTION_S`, and from being closed to make space for new connections."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -326,7 +327,7 @@ class _Bounded(H11Protocol):
 
 
 def _reset(transport: Any) -> None:
-    """Reset a connection at once. The kernel drops the unsent data, megabytes if the peer does not read."""
+    """Reset a connection immediately. The kernel drops its unsent data: megabytes, if the peer does not read."""
     with contextlib.suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
     transport.abort()

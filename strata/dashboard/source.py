@@ -23,7 +23,7 @@ from strata.core.kv.view import Entry, View
 
 
 class Source(Protocol):
-    """One replica. Only `call` waits."""
+    """One replica. Only `call` is asynchronous."""
 
     @property
     def replica(self) -> ReplicaId: ...

@@ -1,4 +1,4 @@
-"""The HTTP application of a suspended replica: healthy, not ready, and every other path answers with the reason."""
+"""The HTTP application of a suspended replica: healthy, but not ready; all other paths answer with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 
 def make_suspended_app(reason: Callable[[], str]) -> ASGIApp:
-    """Return the application. It shows nothing of any job, so it requires no credential."""
+    """Return the application. It shows nothing about jobs, so it requires no credential."""
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok\n")

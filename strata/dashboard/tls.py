@@ -1,4 +1,4 @@
-"""TLS context of the HTTP port, whose certificate is read again at the first handshake after its files changed."""
+"""TLS context of the HTTP port; its certificate is read again at the first handshake after its files change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ log = get_logger()
 
 
 def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLContext:
-    """Return a context that presents the certificate that the files hold at the time of each handshake.
+    """Return a context that presents, at each handshake, the present certificate in the files.
 
-    With `ca_file` a client may present a certificate; the handshake fails if this authority did not sign it.
+    With `ca_file` a client may present a certificate; the handshake fails if no authority in that file signed it.
 
-    `ConfigError` if the files hold no certificate with its key now. If reading fails later, that is logged, and the
-    last good certificate stays in use.
+    Raise `ConfigError` if the files hold no certificate with its key now. If reading fails later, the failure is
+    logged, and the last valid certificate stays in use.
     """
     files = [file for file in (cert_file, key_file, ca_file) if file is not None]
     current = _loaded(cert_file, key_file, ca_file)
@@ -50,7 +50,7 @@ def _loaded(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLCon
         if ca_file is not None:
             context.load_verify_locations(ca_file)
             context.verify_mode = ssl.CERT_OPTIONAL
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise ConfigError(f"cannot use {cert_file} with {key_file}: {error}") from None
     return context
 

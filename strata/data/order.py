@@ -83,7 +83,7 @@ class Order:
         return high * a + low
 
     def _take_array(self, numpy: Any, begin: int, end: int) -> list[int]:
-        """Do the same for many places at once: NumPy's 64-bit arithmetic wraps around as in the definition."""
+        """Do the same as `take` for many places: NumPy's 64-bit arithmetic wraps around as in the definition."""
         u64 = numpy.uint64
         at = numpy.arange(begin, end, dtype=u64)
         outside = numpy.ones(len(at), dtype=bool)

@@ -2,8 +2,8 @@
 
 An epoch is an `Order` of the samples, cut into global batches of `global_batch` samples. Each rank takes a contiguous
 share of each batch. If the share is more than a rank can take at once, the rank takes it in several pieces, and its
-optimizer steps after the last. So the position of a training is one number, the samples that completed steps have used,
-and a world of another size continues from it with the next sample.
+optimizer steps after the last. So the position of a training is one number: the samples that completed steps have
+used. A world of another size continues from this number with the next sample.
 
     global batch 48      world of 3: 16 samples a rank      world of 5: 10, 10, 10, 9, 9      world of 2: 24
     with `most` 16       1 piece of 16                      1 of 10 or of 9                   2 of 12
@@ -68,8 +68,8 @@ def check_split(global_batch: int, world_size: int, *, uneven: bool) -> None:
 def piece_count(parts: Sequence[int], most: int | None, *, uneven: bool) -> int:
     """Return the number of pieces into which every rank divides its share, one of `parts`; the same for all ranks.
 
-    It is the smallest number with at most `most` samples a piece; unless `uneven`, also with pieces of equal size. Only
-    if `most` is 1 and the shares differ does a piece exceed `most` by one, since no piece may be empty.
+    It is the smallest number with at most `most` samples a piece; unless `uneven`, also with pieces of equal size. A
+    piece exceeds `most`, by one, only if `most` is 1 and the shares differ, since no piece may be empty.
     """
     largest, smallest = max(parts), min(parts)
     count = 1 if most is None else -(-largest // most)

@@ -154,5 +154,5 @@ def _candidates(environ: Mapping[str, str], folder: Path) -> Iterator[tuple[Path
 
 
 def _ours_to_run(path: Path) -> bool:
-    """Tell whether this user or root put the file there: a folder above may be /tmp, where anybody writes."""
+    """Tell whether the file belongs to this user or root: a folder above it may be /tmp, where anybody may write."""
     return os.access(path, os.X_OK) and path.stat().st_uid in {0, os.geteuid()}

@@ -5,7 +5,7 @@
         cluster.leader().kill()
 
 The calls block; from asyncio use `asyncio.to_thread`. All queries to etcd here go over its HTTP port: this package
-must not import the etcd client, so that workers cannot come to speak etcd.
+must not import the etcd client, so that no code of a worker can use etcd through it.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class EtcdCluster:
     def stop(self, grace_s: float = 5.0) -> None:
         """End all members in order, the leader last.
 
-        If all ended at once, the leader would try for seconds to hand over to a member that is ending.
+        If all members ended together, the leader would try for seconds to hand over to a member that is ending.
         """
         deadline = time.monotonic() + grace_s
         leader = self.leader_now()
@@ -272,7 +272,7 @@ def _unpack(
 
 
 def _ended(member: EtcdMember) -> Unavailable:
-    """Return an error that says why a member ended; etcd itself reports a full disk with a page of Go's goroutines."""
+    """Return an error that says why a member ended; etcd itself reports a full disk with a page of Go stacks."""
     tail = member.child.tail(200)
     what = f"etcd {member.name} {member.child.describe()}"
     for sign, hint in _CAUSES.items():

@@ -1,4 +1,4 @@
-"""Minimal client of an etcd member's HTTP port, for starting one: health, status, peer URLs, leadership transfer."""
+"""Minimal client of an etcd member's HTTP port, for local clusters: health, status, peer URLs, leadership transfer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EtcdTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return the client side of the same identity."""
+        """Return the TLS context of a client with this identity."""
         context = ssl.create_default_context(cafile=str(self.ca))
         context.load_cert_chain(str(self.cert), str(self.key))
         return context
@@ -93,7 +93,7 @@ class EtcdHttp:
         )
 
     def peer_urls(self) -> list[str]:
-        """Return the answering member's addresses for its peers, which tell one member from another.
+        """Return the answering member's addresses for its peers, by which the caller recognises the member.
 
         `Refused` if etcd's user authentication is on.
         """
@@ -102,7 +102,7 @@ class EtcdHttp:
         return next((m.get("peerURLs", []) for m in answer["members"] if m["ID"] == own), [])
 
     def move_leader(self, member_id: int) -> None:
-        """Have this member, which must be the leader, transfer leadership to another; return once that one leads."""
+        """Have this member, which must be the leader, transfer leadership to another; return once the other leads."""
         self._ask("/v3/maintenance/transfer-leadership", {"targetID": str(member_id)})
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One member of a local etcd cluster; `strata.devcluster.etcd_cluster` makes them."""
+"""One member of a local etcd cluster, which `strata.devcluster.etcd_cluster` makes."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ class EtcdMember:
         self.start()
 
     def healthy(self) -> bool:
-        """Tell whether the member answers a linearizable read: it serves, and the cluster has a leader."""
+        """Tell whether the member answers a linearizable read: then it serves, and the cluster has a leader."""
         if not self.running or self._paused or not self._http.healthy():
             return False
         if not self._recognised:
             # Another etcd may have been given our port meanwhile, while our process has not ended yet.
             try:
                 self._recognised = self._peer_url in self._http.peer_urls()
-            except Refused:  # etcd lists members for its users only; the kernel tells anybody
+            except Refused:  # etcd lists members for its users only; the kernel's tables are public
                 self._recognised = listens(self.pid, self._port)
             except Unavailable:
                 return False

@@ -4,7 +4,7 @@
         print(cluster.endpoints)
         cluster.leader().child.kill()
 
-Every process is a child of this one and ends with it, however it ends. The calls block; from asyncio use
+Every process is a child of this process and ends with it, however this process ends. The calls block; from asyncio use
 `asyncio.to_thread`.
 """
 
@@ -76,7 +76,7 @@ class LocalCoordinator:
                 ) as client,
             ):
                 answer = client.status()
-            if self.child.poll() is not None:  # then another process answered
+            if self.child.poll() is not None:  # this coordinator has ended: another process answered
                 raise Unavailable(f"{self.name} {self.child.describe()}:\n{self.child.tail()}", hint="")
             return answer if any(r.replica == self.name and r.ready for r in answer.replicas) else None
 
@@ -93,7 +93,7 @@ class LocalCoordinator:
 
 
 class LocalCluster:
-    """The processes that `start` started; `stop` ends them in order, `kill` at once."""
+    """The processes that `start` started; `stop` ends them in order, `kill` all together by SIGKILL."""
 
     def __init__(
         self,
@@ -167,7 +167,9 @@ class LocalCluster:
                 timeout_s=timeout_s,
             )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
-            free = free_ports(2 * coordinators)  # after etcd has started: its members could get some of them
+            free = free_ports(
+                2 * coordinators
+            )  # chosen after etcd has started: etcd could take some of these ports
             usual = [_PORT if place.enter else port for place, port in zip(places, free, strict=False)]
             chosen = ports if ports is not None else usual
             pages = http_ports if http_ports is not None else free[coordinators:]
@@ -263,9 +265,9 @@ class LocalCluster:
 
 
 def _lock(folder: Path) -> TextIO:
-    """Keep a second cluster off the same data while this process lives and the file is open.
+    """Lock the folder against a second cluster, while this process lives and the returned file is open.
 
-    Otherwise its etcd members would use the ports of the first cluster's.
+    Otherwise the second cluster's etcd members would use the ports of the first cluster's members.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Polls a condition until it is true: for starts, at which a pause between polls harms nobody."""
+"""Polls a condition until it is true: for the start of processes, which may be noticed a moment late."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     """Return `count` different TCP ports on which no process listens at this moment.
 
-    If possible they lie below the kernel's range of ephemeral ports. While a server restarts, an outgoing connection
-    may take a port in that range, even one of a client that tries to reach this very server and so connects to itself.
+    If possible they are below the kernel's range of ephemeral ports. While a server restarts, any outgoing connection
+    may take a port in that range. A client that tries to reach this very server may even connect to itself.
 
     Nothing keeps the ports free until they are used, so be ready to try others. The operating system's random numbers
     choose them: programs that seed `random` with the same value get different ports, and the sequence of `random` does

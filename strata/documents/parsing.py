@@ -1,12 +1,11 @@
-"""JSON and TOML with bounded size, depth and number of values, which are measured on the bytes before parsing.
+"""JSON and TOML with bounded size, depth and number of values, all measured on the bytes before parsing.
 
 Pure. Python's parsers recurse for each level, and create objects that take up to thirty times the memory of their
-text. So the text is measured first: everything outside strings (and in TOML outside comments) is reduced to brackets
-and separators, which is quicker than parsing, and those are counted. In an invalid document the measure may mistake
-other text for a string, but only after the point at which the parser raises an error. So it never finds less than the
-parser would.
+text. So this module first counts brackets and separators outside strings (and in TOML outside comments), which is
+quicker than parsing. In an invalid document the count may mistake other text for a string, but only after the point
+at which the parser raises an error. So the counts are never below the parser's.
 
-Every fault of a document is a `ValueError` whose text contains neither the document nor a secret in it.
+Every fault of a document is a `ValueError`, whose text contains neither the document nor any secret in the document.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MAX_DOCUMENT_BYTES: Final = 32 << 20
-"""The size limit of any document in a storage root; a storage reads no more of one."""
+"""The size limit of any document in a storage root; a storage reads no more of a document than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +34,24 @@ class Limits:
 
 MANIFEST: Final = Limits(size_bytes=MAX_DOCUMENT_BYTES, depth=400, values=2_000_000)
 """A manifest. A tensor takes about 350 bytes and 24 values of a rank's manifest, so a rank may have 80,000 tensors
-(a mixture of experts with 26,000 parameters, and Adam's two moments of each). A rank takes 230 bytes and 10 values
-of the global manifest, which allows 140,000 ranks. A state may be nested 128 containers deep, which is 388 levels
-of JSON. Parsing the worst text within these limits takes 250 MB."""
+(for example a mixture of experts with 26,000 parameters, each with Adam's two moments). A rank takes 230 bytes and
+10 values of the global manifest, which allows 140,000 ranks. A state may be nested 128 containers deep, which is
+388 levels of JSON. Parsing the worst text within these limits takes 250 MB."""
 LIST: Final = Limits(size_bytes=4 << 20, depth=8, values=100_000)
-"""`uses.json`: a folder's name has at most 255 bytes, so it may hold more than 16,000."""
+"""`uses.json`: a folder's name has at most 255 bytes, so the list may have more than 16,000 names."""
 NOTE: Final = Limits(size_bytes=64 << 10, depth=8, values=1_000)
 """A marker, a tag, a pin, `strata.json`: half a KiB, plus the reason that a user writes for a pin."""
 PLAIN: Final = Limits(size_bytes=1 << 30, depth=400, values=16_000_000)
-"""A plain value that an image holds as JSON. The text is in memory already, so only the depth matters."""
+"""A plain value that an image stores as JSON. The text is in memory already, so only the depth matters."""
 HEADER: Final = Limits(size_bytes=100_000_000, depth=8, values=16_000_000)
-"""The header of a safetensors file: the library itself accepts none that is larger."""
+"""The header of a safetensors file: the safetensors library accepts no larger header."""
 TOKENS: Final = Limits(size_bytes=16 << 20, depth=8, values=1_000_000)
-"""The file of token hashes: an entry has about 200 bytes, so it may hold 80,000."""
+"""The file of token hashes: an entry has about 200 bytes, so the file may have 80,000 entries."""
 SMALL_CONFIG: Final = Limits(size_bytes=256 << 10, depth=16, values=10_000)
 """`strata.toml`, and the file in which `strata dev` records its etcd members. All settings together take 10 KiB."""
 
 MAX_KEY_DOTS: Final = 32
-"""How many dots a line of TOML may have outside strings: a key of n parts costs the parser n² steps."""
+"""How many dots a line of TOML may have outside strings: the parser takes n² steps for a key of n parts."""
 MAX_NUMBER: Final = 1e9
 """The largest value of a fractional setting: 31 years in seconds, which every clock can represent."""
 MAX_INTEGER: Final = 2**63 - 1
@@ -75,7 +74,7 @@ _TOML_TEXT: Final = re.compile(
     rb"|#[^\n]*+",
     re.DOTALL | re.MULTILINE,
 )
-"""Every kind of string, and comments; an unclosed one ends with its line, or with the file."""
+"""Every kind of string, and comments; an unclosed string ends with its line or with the file."""
 
 
 def json_value(data: bytes | str, limits: Limits) -> Any:
@@ -95,12 +94,13 @@ def json_object(data: bytes | str, limits: Limits) -> dict[str, Any]:
 
 
 def check_json(data: bytes, limits: Limits) -> None:
-    """Raise `ValueError` if JSON text exceeds the limits; a writer calls it for documents that others must read."""
-    # Strata writes ASCII. Python stores other text with the width of its widest character: at most 4 bytes each.
+    """Raise `ValueError` if JSON text exceeds the limits; a writer checks the documents that others must read."""
+    # Strata writes ASCII. Python stores other text with at most 4 bytes a character, the width of its widest
+    # character.
     _check_size(len(data) * (1 if data.isascii() else 4), limits)
     if b"\\" in data:
         data = data.replace(_ESCAPED_BACKSLASH, b"").replace(_ESCAPED_QUOTE, b"")
-    # Adjacent quotes may be removed anywhere: text inside a string stays inside one.
+    # Adjacent quotes may be removed anywhere: text inside a string stays inside a string.
     structure = data.translate(None, _NO_STRUCTURE).replace(b'""', b"")
     if structure.count(b'"') > 2 * limits.values:
         raise ValueError(f"it has more than {limits.values} texts")
@@ -125,7 +125,7 @@ def toml_table(data: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def whole(value: Any, *, least: int = 0, most: int = MAX_INTEGER) -> int:
-    """Return `value` if it is an integer in that range; else raise `ValueError`, also for 1.0 and true."""
+    """Return `value` if it is an integer in the range; else raise `ValueError`, also for 1.0 and true."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{shown(value)} is no whole number from {least} to {most}")
     return value
@@ -139,7 +139,7 @@ def text(value: Any) -> str:
 
 
 def file_name(value: Any) -> str:
-    """Return `value` if it is a valid name of one of our files or folders; `ValueError` for a path, for example."""
+    """Return `value` if it is a valid name of one of our files or folders; else, as for a path, raise `ValueError`."""
     if not isinstance(value, str) or _FILE_NAME.match(value) is None:
         raise ValueError(f"{shown(value)} is no name of a file")
     return value
@@ -147,7 +147,7 @@ def file_name(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """Return a value's text for an error message: only its beginning or size if it is large."""
-    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to format very long ones
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to format very long integers
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, str | bytes):
         value = value[:100]

@@ -1,4 +1,4 @@
-"""Bounded reading of files that another user may have placed there: opened without blocking, read up to a size.
+"""Bounded reading of files that another user may have written: opened without blocking, read up to a size limit.
 
 Opening a pipe blocks, reading a device never ends, and reading a sparse file of 8 GiB takes 8 GiB of memory. So a
 file is opened without blocking, and read only if it is a regular file within the size limit. Bytes that another
@@ -16,10 +16,10 @@ from typing import Final
 from strata.errors import ConfigError
 
 MAX_PEM_BYTES: Final = 4 << 20
-"""For a file of certificates, a key or a password: all authorities of an operating system take 0.3 MB."""
+"""The limit for a file of certificates, a key or a password: all authorities of an operating system take 0.3 MB."""
 _LEAST_BYTES: Final = 4096
 _NO_FILE: Final = frozenset({errno.ENXIO, errno.ENODEV, errno.ELOOP})
-"""Error codes for a socket, a device without a driver, and a link to itself."""
+"""The error codes of opening a socket, a device without a driver, or a symlink to itself."""
 
 
 class NotADocument(ValueError):
@@ -27,7 +27,7 @@ class NotADocument(ValueError):
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file without blocking; `NotADocument` for anything else.
+    """Return a descriptor of a regular file without blocking; raise `NotADocument` for anything else.
 
     `OSError` from the operating system is passed on; a folder raises `IsADirectoryError`.
     """
@@ -52,7 +52,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, *, most_bytes: int) -> bytes:
-    """Return a regular file's content; `NotADocument` for anything else or a larger file, `OSError` from the system."""
+    """Return a regular file's content; raise `NotADocument` for anything else or a larger file, or `OSError`."""
     fd = open_regular(path)
     try:
         return read_open(fd, most_bytes=most_bytes)
@@ -61,7 +61,7 @@ def read_regular(path: Path, *, most_bytes: int) -> bytes:
 
 
 def read_open(fd: int, *, most_bytes: int) -> bytes:
-    """Return an open regular file's content from its beginning; `NotADocument` if it is larger, or `OSError`."""
+    """Return an open regular file's content from its beginning; raise `NotADocument` if it is larger, or `OSError`."""
     size_bytes = os.fstat(fd).st_size
     if size_bytes > most_bytes:
         raise NotADocument(f"it has {size_bytes} bytes, and at most {most_bytes} are read")
@@ -79,9 +79,9 @@ def read_open(fd: int, *, most_bytes: int) -> bytes:
 def read_config(
     path: Path, what: str = "", *, most_bytes: int = MAX_PEM_BYTES, private: bool = False
 ) -> bytes:
-    """Return a configuration file's content; `ConfigError` with `what` and the path if it cannot be read.
+    """Return a configuration file's content; raise `ConfigError` with `what` and the path if it cannot be read.
 
-    A `private` file is refused if others than its owner can read it.
+    A `private` file is refused if users other than its owner can read it.
     """
     named = f"{what} {path}".lstrip()
     try:

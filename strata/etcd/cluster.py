@@ -62,7 +62,7 @@ class Cluster:
         self._connection = connection
 
     async def members(self, *, linearizable: bool = True) -> tuple[Member, ...]:
-        """Return every member; if not `linearizable`, as one endpoint knows them, which needs no quorum."""
+        """Return every member. If not `linearizable`, the answer is one endpoint's own list, which needs no quorum."""
         request = cluster_pb2.MemberListRequest(linearizable=linearizable)
         answer = await self._connection.repeated(lambda at: at.cluster.MemberList, request)
         return tuple(_member(member) for member in answer.members)
@@ -70,7 +70,7 @@ class Cluster:
     async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> MemberStatus:
         """Return the status of one endpoint, or of any; `Refused` if the user may not read it.
 
-        From 3.5.30 at the latest, etcd returns it only to a user with the role `root`.
+        From 3.5.30 at the latest, etcd returns the status only to a user with the role `root`.
         """
         request = maintenance_pb2.StatusRequest()
         if endpoint is not None:
@@ -83,7 +83,7 @@ class Cluster:
         return _read_status(at.name, answer)
 
     async def statuses(self, *, timeout_s: float | None = None) -> dict[str, MemberStatus | StrataError]:
-        """Return the status of every endpoint, or the error instead of it."""
+        """Return the status of every endpoint; for an endpoint that fails, its error."""
         names = sorted(endpoint.name for endpoint in self._connection.endpoints)
         # concurrently: each endpoint that does not answer takes the whole time limit
         found = await asyncio.gather(*(self._status_or_why(name, timeout_s) for name in names))

@@ -133,7 +133,7 @@ def decode_kv(kv: mvcc_pb2.KeyValue) -> KeyValue:
 
 
 def decode_range(response: kv_pb2.RangeResponse, revision: int) -> RangeResult:
-    """Return the keys read; `revision` is the store's at that time, from the outermost header."""
+    """Return the keys read; `revision` is the store's revision at the read, from the outermost header."""
     return RangeResult(
         revision=revision,
         kvs=tuple([decode_kv(kv) for kv in response.kvs]),

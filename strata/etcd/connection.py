@@ -1,12 +1,12 @@
-"""Calls to any member that can answer, with failover.
+"""Calls to whichever etcd member can answer, with failover.
 
 One endpoint is current and takes every call. A call without a clear answer blames its endpoint, and the next call
 goes to the ready endpoint that was blamed longest ago. There are two kinds of calls:
 
-- `once`: sent at most once (a transaction). It is sent again only if it certainly was not sent, or was rejected for a
-  stale token.
-- `repeated`: may be sent any number of times (reads, and writes that are idempotent). Each attempt gets `request_s`,
-  all together `read_s`.
+- `once`: takes effect at most once (a transaction). The request is sent again only if it certainly was not sent
+  before, or was rejected for a stale token.
+- `repeated`: may be sent any number of times (reads, and writes that are idempotent). Each attempt gets
+  `request_s`; all attempts together get `read_s`.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class Connection:
         self._reported.set()
         for endpoint in self.endpoints:
             await endpoint.close()
-        # Closing ends what the tasks wait for, unless a traceback still references a failed call. Cancelled here,
-        # they would leave gRPC an event for a loop that may be closed when it arrives.
+        # Closing ends the calls that the tasks wait for, unless a traceback still references a failed call. If
+        # the tasks were cancelled here, gRPC would later send an event to an event loop that may be closed by
+        # then.
         _, late = await asyncio.wait(self._tasks, timeout=0.2)
         for task in late:
             task.cancel()
@@ -101,7 +102,7 @@ class Connection:
         self._choose()
 
     def _choose(self) -> Endpoint | None:
-        """Make the ready endpoint current that was blamed longest ago, the first among equals."""
+        """Make current the ready endpoint that was blamed longest ago; among equals, the first."""
         ready = [endpoint for endpoint in self.endpoints if endpoint.ready]
         if not ready:
             return None
@@ -116,7 +117,7 @@ class Connection:
         raise NotFound(f"{name} is not one of the etcd endpoints")
 
     async def ready_endpoint(self, timeout_s: float) -> Endpoint:
-        """Return an endpoint that is connected; `Unavailable` if none is in time."""
+        """Return an endpoint that is connected; `Unavailable` if none is connected within `timeout_s`."""
         if self._current.ready:
             return self._current
         try:
@@ -191,7 +192,7 @@ class Connection:
     ) -> AnswerT:
         """Return the answer to a request that may be sent any number of times.
 
-        An `anonymous` request carries no token, and cannot cause a login.
+        An `anonymous` request has no token, and cannot cause a login.
         """
         timing = self.timing
         deadline = timing.now() + timing.read_s

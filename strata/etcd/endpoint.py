@@ -1,13 +1,13 @@
 """Endpoint: one etcd member as seen through one connection.
 
-gRPC's own retries are off: a hidden retry would turn a known outcome into an unknown one. An endpoint always has
-exactly one TCP connection of its own (`use_local_subchannel_pool`) and reconnects by itself. It shows whether it is
-ready, so that calls are sent only over an established connection. A refused connection is then found before anything
-was sent.
+gRPC's own retries are off: a hidden retry would turn a known outcome into an unknown one. An endpoint always
+has exactly one TCP connection of its own (`use_local_subchannel_pool`) and reconnects by itself. An endpoint
+shows whether it is ready, so that calls are sent only over an established connection. A refused connection is
+then noticed before anything was sent.
 
-etcd allows a client one ping in 5 s, and none on a connection without streams; it ends a connection with more pings
-(`too_many_pings`). So a frozen member is found by calls that time out and by a watch's silence; pings are the last
-resort.
+etcd allows a client one ping in 5 s, and none on a connection without streams; etcd ends a connection with more
+pings (`too_many_pings`). So calls that time out and a watch's silence reveal a frozen member; pings are the
+last resort.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Health:
 
     def __init__(self) -> None:
         self.blamed_at = float("-inf")
-        """Time of the last call there that failed without a clear answer."""
+        """Time of the last call to this member that failed without a clear answer."""
 
 
 class Report(Protocol):
@@ -127,12 +127,13 @@ class Endpoint:
         return self.channel.get_state() is READY
 
     async def close(self) -> None:
-        """Drop the connection for good."""
+        """Close the connection permanently."""
         self._closed = True
         await self.channel.close()
 
     async def _renew(self) -> None:
-        """If files were replaced, open a channel with the new ones: a channel keeps the files it began with.
+        """If files were replaced, open a channel with the new files: a channel uses the files with which it was
+        opened.
 
         Called while there is no connection, so that no working one is dropped.
         """
@@ -142,7 +143,7 @@ class Endpoint:
         try:
             channel = self._open()
         except ConfigError:
-            return  # the files are just being replaced: the next check finds them complete
+            return  # the files are being replaced at this moment: the next check finds them complete
         self._stamp = now
         before = self.channel
         self._use(channel)
@@ -162,8 +163,8 @@ class Endpoint:
     async def _look(self) -> None:
         """Check for replaced files while there is no connection.
 
-        The channel does not show when it tries again: from the first failure on it is in TRANSIENT_FAILURE until a
-        connection is established.
+        A channel does not show when it tries again: after the first failure its state is TRANSIENT_FAILURE
+        until a connection is established. So this check polls.
         """
         while self._tls is not None and not self._closed:
             await asyncio.sleep(LOOK_S)
@@ -187,7 +188,7 @@ class Endpoint:
                 raise
             finally:
                 renewed.cancel()
-                self._waiting.add(changed)  # gRPC ends it, with the channel at the latest
+                self._waiting.add(changed)  # gRPC ends this wait, at the latest when the channel closes
                 changed.add_done_callback(self._waiting.discard)
             # if closed before the wait began, gRPC refuses to wait, and the state below is SHUTDOWN
             if changed.done() and not isinstance(changed.exception(), grpc.aio.UsageError):

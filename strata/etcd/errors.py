@@ -2,11 +2,11 @@
 
 Three kinds must never be confused (PROTOCOLS 2.3):
 
-- *refused*: etcd rejected the call before it wrote anything. Known by etcd's own texts, and by gRPC codes that only a
-  server that looked at the request returns.
-- *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal, Unimplemented (for a
-  connected client: a link that flipped a bit of the method's name, or a proxy in front of a member), and unexpected
-  codes. All become `Unavailable`.
+- *refused*: etcd rejected the call before it wrote anything. etcd's own texts show this, and so do gRPC codes
+  that a server returns only after it has examined the request.
+- *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal, Unimplemented,
+  and unexpected codes. (A connected client receives Unimplemented if a link flipped a bit of the method's name,
+  or from a proxy in front of a member.) All become `Unavailable`.
 - *stale token*: rejected before anything was written, because etcd no longer knows our login (it restarted, the token
   expired, users changed). The connection logs in again and repeats the call.
 
@@ -41,7 +41,7 @@ _STALE_TOKEN_TEXTS: Final = frozenset(
     {
         "etcdserver: invalid auth token",
         "etcdserver: revision of auth store is old",
-        # no token was sent: etcd did not require a login when we connected, and does now
+        # no token was sent: etcd required no login when we connected, and requires one now
         "etcdserver: user name is empty",
         # HashKV returns its errors untranslated
         "auth: invalid auth token",
@@ -49,7 +49,8 @@ _STALE_TOKEN_TEXTS: Final = frozenset(
     }
 )
 
-# gRPC has no code for a failed handshake: these texts of its TLS library mark errors that are not the network's
+# gRPC has no code for a failed handshake: these texts of its TLS library mark errors that the network did not
+# cause
 _HANDSHAKE_SIGNS: Final = ("SSL_ERROR_SSL", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 
 _FULL_HINT: Final = "etcd is full: strata etcd defrag --compact, then strata etcd alarm --disarm"

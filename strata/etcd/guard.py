@@ -1,16 +1,18 @@
 """Guard: no client goes back in time. Decides which answers of etcd are accepted (PROTOCOLS 3.1).
 
-1. The first answer fixes the cluster id. An answer from another cluster is never accepted: an endpoint points
-   elsewhere, or etcd was replaced.
-2. A linearizable answer has a revision at least as new as any that was known *before its request was sent*. An older
-   one proves that etcd lost data: it was started from an older snapshot, or its disks are new. The error is
-   `ClusterReplaced`, unlike in 3, because no other member has the data. Any answer raises the known revision, that of
-   a stale read or a watch too: a majority has committed what a member has applied.
-3. The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. So an answer with a
-   term below one that was known before its request was sent comes from a member that has been cut off since
-   (serializable read, watch). The call then goes to another member.
+1. The first answer fixes the cluster id. An answer from another cluster is never accepted: in that case an
+   endpoint points to another etcd, or etcd was replaced.
+2. A linearizable answer has a revision at least as new as any that was known *before its request was sent*. An
+   older revision proves that etcd lost data: etcd was started from an older snapshot, or its disks are new. The
+   error is `ClusterReplaced`, unlike in 3, because no other member has the data. Any answer raises the known
+   revision, even the answer of a stale read or a watch: everything that a member has applied is committed by a
+   majority.
+3. The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. A serializable
+   read or a watch may return an older term than the one known before its request was sent. Then the member that
+   answers has been cut off from the majority, and the call goes to another member.
 
-The floor is taken when the request is sent, since two answers may overtake each other.
+The floor (the known term and revision) is read when the request is sent, since two answers may overtake each
+other.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Guard:
     def admit(self, header: Header, floor: Floor, endpoint: str, *, linearizable: bool = False) -> None:
         """Learn from an answer, or raise `ClusterReplaced` or `Unavailable` and learn nothing.
 
-        `linearizable`: the answer is one of the key-value service, and not of a stale read.
+        `linearizable`: the answer comes from the key-value service, and not from a serializable read.
         """
         cluster_id, term = header.cluster_id, header.raft_term
         if not cluster_id:

@@ -16,7 +16,7 @@ from strata.etcd.endpoint import Endpoint
 from strata.etcdapi import kv_pb2
 
 PAGE_KEYS: Final = 2_000
-"""An unlimited range is read in pages of this many keys, so that none outlives its deadline."""
+"""An unlimited range is read in pages of this many keys, so that each page arrives before its deadline."""
 
 
 class KeyValues:
@@ -62,7 +62,8 @@ class KeyValues:
     async def read_at(self, endpoint: str, request: Range) -> RangeResult:
         """Return one page of the range from one member; sent once, with the time limit of a read.
 
-        Unless the read is serializable, that member has then applied at least `revision` of the answer.
+        Unless the read is serializable, that member has then applied all revisions up to the answer's
+        `revision`.
         """
         answer = await self._connection.once(
             _range,
@@ -78,11 +79,11 @@ class KeyValues:
         return codec.decode_txn(answer, txn)
 
     async def compact(self, revision: int, *, physical_s: float | None = None) -> None:
-        """Drop history before `revision`; it is not an error if that is compacted already.
+        """Drop history before `revision`; it is not an error if that history is compacted already.
 
         With `physical_s` the call is made once, and returns when the space is free in the member's database;
-        `Unavailable` if that takes longer. If etcd has users, only one with the role `root` may do that:
-        `Refused` for any other.
+        `Unavailable` if that takes longer. If etcd has users, only a user with the role `root` may call with
+        `physical_s`: `Refused` for any other.
         """
         request = kv_pb2.CompactionRequest(revision=revision, physical=physical_s is not None)
         try:

@@ -1,9 +1,9 @@
 """Leases: granting, renewing, revoking.
 
-Renewals have a connection of their own, so that no large answer delays them. It has one stream, with one renewal
-outstanding (PROTOCOLS 4.4). A renewal has `request_s` in all: the caller counts the expiry from the moment of its
-request, so a late answer is worth little, and the next attempt goes to another member. Only a broken stream is
-replaced within the call.
+Renewals have a connection of their own, so that no large answer delays them. That connection has one stream,
+with one renewal outstanding (PROTOCOLS 4.4). A renewal has `request_s` in all, and the next attempt goes to
+another member. A late answer would be worth little, because the caller counts the expiry from the moment of its
+request. Only a broken stream is replaced within the call.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Leases:
                 self._drop(blame=True)
                 raise Unavailable(f"etcd did not renew lease {lease_id:x} in time") from None
             except BaseException:
-                # the answer to this request must not be taken for that to the next
+                # the answer to this request must not be taken for the answer to the next one
                 self._drop(blame=False)
                 raise
         if ttl_s <= 0:

@@ -1,8 +1,8 @@
 """Login: the token that etcd's user authentication requires, and its renewal.
 
-A token lives in the members' memory: it expires when unused, and is lost at a restart and at every change of users
-and roles. So no token is renewed ahead of time. The call that finds it stale logs in again, once for all calls that
-found the same token stale.
+A token exists only in the memory of etcd's members: it expires when unused, and is lost at a restart and at
+every change of users and roles. So no token is renewed ahead of time. The first call that finds a token stale
+logs in again, once for all calls that found the same token stale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Login:
     __slots__ = ("_authenticate", "_lock", "possible", "plain", "streams")
 
     def __init__(self, authenticate: Callable[[], Awaitable[str]] | None) -> None:
-        """`authenticate` returns a new token, empty if etcd requires none. None: there is no user."""
+        """`authenticate` returns a new token, empty if etcd requires none. It is None if no user is configured."""
         self._authenticate = authenticate
         self._lock = asyncio.Lock()
         self.possible = authenticate is not None

@@ -40,7 +40,7 @@ class TlsConfig:
 
     @classmethod
     def of(cls, config: EtcdConfig) -> TlsConfig | None:
-        """Return the TLS files in `config`; None if it has none."""
+        """Return the TLS files in `config`; None if `config` names none."""
         if config.ca_file is None and config.cert_file is None:
             return None
         return cls(
@@ -70,20 +70,21 @@ class Timing:
     """The times of PROTOCOLS 3, in seconds, and the clock that measures them."""
 
     request_s: float = 1.0
-    """One RPC at one endpoint."""
+    """Time limit of one RPC at one endpoint."""
     read_s: float = 10.0
-    """A read, or another call that may be repeated, over all endpoints and attempts."""
+    """Time limit of a read, or of another call that may be repeated, over all endpoints and attempts."""
     connect_s: float = 5.0
-    """From `connect` to the first answer of any endpoint."""
+    """Time limit from `connect` to the first answer of any endpoint."""
     open_s: float = 3.0
-    """Until a new watch is confirmed, and until a blamed endpoint has answered on its watch."""
+    """Time limit until a new watch is confirmed, and until a blamed endpoint has answered on its watch."""
     progress_s: float = 5.0
     """How often an idle watch requests its progress."""
     silence_s: float = 15.0
     """How long a watch may stay silent before it is opened elsewhere."""
     backoff_s: float = 0.05
     backoff_cap_s: float = 0.5
-    """The pauses between attempts that fail at once: short, so that none lasts much longer than an election."""
+    """The maximum pause between attempts that fail at once: short, so that no pause lasts much longer than an
+    election."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

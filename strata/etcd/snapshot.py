@@ -1,8 +1,8 @@
 """A member's database as a stream of bytes (etcd's Maintenance.Snapshot).
 
-etcd sends the database file unchanged, then its SHA-256, 32 bytes. A stream that ends without error may still be
-short, so its reader must check the SHA-256. The stream has no time limit, since a large database takes minutes. It
-has a limit for silence.
+etcd sends the database file unchanged, then its SHA-256, 32 bytes. A stream that ends without error may still
+be short, so its reader must check the SHA-256. The stream has no time limit, since a large database takes
+minutes. Only its silence is limited.
 """
 
 from __future__ import annotations

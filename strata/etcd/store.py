@@ -54,8 +54,8 @@ class EtcdStore:
     ) -> Self:
         """Return a store once a member has answered.
 
-        `Unavailable` says of every endpoint why it did not answer. `ConfigError` means that a retry will not help:
-        certificates, user, password, or an address that is not an etcd.
+        `Unavailable` says of every endpoint why it did not answer. `ConfigError` means that a retry will not
+        help: the certificates, user or password are wrong, or an address is not an etcd's.
         """
         timing = Timing() if timing is None else timing
         addresses = parse_endpoints(endpoints)
@@ -126,7 +126,7 @@ class EtcdStore:
 
 
 async def _judge(cluster: Cluster, endpoint: str) -> Verdict | None:
-    """Judge the version at `endpoint`, None if it is not revealed; `ConfigError` if it must not be used."""
+    """Judge the version at `endpoint`; None if it is not revealed, `ConfigError` if that version must not be used."""
     try:
         version = (await cluster.status(endpoint)).version
     except Refused:

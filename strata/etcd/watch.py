@@ -1,23 +1,24 @@
 """A watch that survives its connection: ordered, without gaps, whole revisions only.
 
-Each watch has a gRPC stream of its own. etcd answers a progress request for a whole stream and only when every watch
-on it is caught up, and a reader that falls behind holds up its stream. On a shared stream, watches would stall and
-silence each other. Streams share the connection, so another one costs little.
+Each watch has a gRPC stream of its own. etcd answers a progress request for a whole stream, and only when every
+watch on the stream is caught up. A reader that falls behind delays its whole stream. So on a shared stream,
+watches would stall and silence each other. Streams share the connection, so another stream costs little.
 
 The rules (PROTOCOLS 3.2):
 
-- *Position* is the revision of the last event delivered, or of a progress notice. It is not the revision in the
-  header of an event's answer: while etcd catches a watch up, the header already has the newest revision.
-- *A watch opens at its position*, not after it: etcd answers no progress request while a watch starts in the future
-  (3.5.30; observed, not documented). On an idle cluster that would look like a dead member. If just the position's
-  revision was compacted, the watch opens after it.
-- *Events* not newer than the position are dropped. Fragments are joined before any event is delivered; then etcd's
-  answers end at revision boundaries.
+- *Position* is the revision of the last event delivered, or of a progress notice. The position is not the
+  revision in the header of an event's answer: until a watch has caught up, the header already has a newer
+  revision.
+- *A watch opens at its position*, not after it: etcd answers no progress request while a watch starts in the
+  future (3.5.30; observed, not documented). On an idle cluster that would look like a dead member. If only the
+  position's own revision was compacted, the watch opens after it.
+- *Events* not newer than the position are dropped. Fragments are joined before any event is delivered; the
+  joined answers end at revision boundaries.
 - *Progress* notices are accepted only after the watch was confirmed, and never move the position backwards. Older
   members answered a request before they had caught up (etcd#15220, fixed in 3.4.25 and 3.5.8); their notices count
   only as a sign of life.
-- *Any end is a break*: the stream is reopened at another endpoint, with jittered pauses. Only three ends reach the
-  caller: the revision was compacted, the user may not read the keys, the cluster was replaced.
+- *A stream that ends is a break*: it is reopened at another endpoint, with jittered pauses. Only three causes
+  reach the caller: the revision was compacted, the user may not read the keys, or the cluster was replaced.
 - *Silence* is a break as well; see `watch_stream`.
 """
 
@@ -81,7 +82,7 @@ class Watch:
         _trace: TracebackType | None,
     ) -> None:
         if isinstance(error, TimeoutError) and self._stream is not None:
-            self._connection.blame(self._stream.endpoint)  # the caller found it late
+            self._connection.blame(self._stream.endpoint)  # the caller found the watch late
         self._close()
 
     def __aiter__(self) -> Self:
@@ -132,7 +133,7 @@ class Watch:
         except BrokenError:
             raise
         except BaseException:
-            # the next call must not read on from an unconfirmed stream
+            # the next call must not continue to read an unconfirmed stream
             self._close()
             raise
         return stream
@@ -160,7 +161,8 @@ class Watch:
     async def _canceled(self, stream: WatchStream, answer: watch_pb2.WatchResponse) -> None:
         oldest = answer.compact_revision
         if oldest == self._seen + 1 and not self._open_after:
-            # the revisions the caller needs are there; only the position itself, requested in addition, is compacted
+            # etcd still has the revisions that the caller needs; only the position itself, requested in
+            # addition, is compacted
             self._open_after = True
             raise BrokenError("the position is one before the oldest left", blame=False)
         if oldest:

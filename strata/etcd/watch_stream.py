@@ -1,8 +1,8 @@
 """One attempt at a watch: a stream to one endpoint, from its opening to its break.
 
-Silence is a break. An idle stream requests its progress every 5 s, and breaks after 15 s without an answer. If calls
-to its member fail meanwhile, it requests its progress at once and breaks after 3 s. So the first call that meets a
-frozen member reveals it, and its watches break too.
+Silence is a break. An idle stream requests its progress every 5 s, and breaks after 15 s without an answer. If
+calls to the stream's member fail meanwhile, the stream requests its progress immediately and breaks after 3 s.
+So the first call that meets a frozen member reveals it, and the watches at that member break too.
 
 Time counts only while a caller waits for an answer: a slow reader does not make etcd silent.
 """
@@ -30,7 +30,7 @@ class BrokenError(Exception):
     """This stream is broken; another one may work. The error never leaves this package."""
 
     def __init__(self, why: str, *, blame: bool = True) -> None:
-        """`blame` False: the endpoint is not at fault."""
+        """`blame` is False if the endpoint is not at fault."""
         super().__init__(why)
         self.blame = blame
 

@@ -19,11 +19,11 @@ from typing import Final, Self
 
 SAVE, RESTORE = "\x1b7", "\x1b8"
 DOWN, UP = "\x1bD", "\x1b[A"
-"""One line down in the same column, which scrolls in the last row; and one line up."""
+"""One line down in the same column (in the last row this scrolls), and one line up."""
 TRIES: Final = 25
 PAUSE_S: Final = 0.002
 MAX_BYTES: Final = 2000
-"""The size of a write that a terminal takes at once, without output of others in between."""
+"""The most bytes that a terminal takes in one write, without output of others in between."""
 MIN_ROWS, MIN_COLUMNS = 5, 30
 
 
@@ -36,13 +36,13 @@ class BottomLine:
         self._rows = 0
         """Number of rows when the last row was taken; 0 while it is not taken."""
         self._maybe_overwritten = False
-        """Whether another program may have used the terminal since then."""
+        """Whether another program may have used the terminal since the last row was taken."""
 
     @classmethod
     def of(cls, stream: int, env: Mapping[str, str]) -> Self | None:
-        """Return the last row of the terminal `stream`; None if it is no terminal, or not one to draw on.
+        """Return the last row of the terminal `stream`; None if it is no terminal, or must not be drawn on.
 
-        NO_COLOR and TERM=dumb request plain output. Another process may hold the row already.
+        NO_COLOR and TERM=dumb forbid drawing, and so does another process that has taken the row already.
         """
         if env.get("NO_COLOR") or env.get("TERM", "dumb") in ("", "dumb", "unknown"):
             return None
@@ -63,7 +63,7 @@ class BottomLine:
         return self._size()[0] - 1
 
     def show(self, text: str) -> None:
-        """Draw the line if that is possible at once. `text` may contain colours and is not wider than `width`."""
+        """Draw the line if it would not block. `text` may contain colours and is not wider than `width`."""
         columns, rows = self._size()
         if not self._in_foreground() or rows < MIN_ROWS or columns < MIN_COLUMNS:
             self.clear()

@@ -1,8 +1,8 @@
 """The command of a run: checked before the node joins, compared between members, and used to name a job.
 
 All members of one job run one command. Its program is the absolute path of a script, with symbolic links unresolved:
-Kubernetes mounts one script under another real path in every pod. The interpreter and its flags are not compared, nor
-is the folder of a program found on PATH: nodes may differ in them.
+Kubernetes mounts one script under another real path in every pod. The interpreter, its flags, and the folder of a
+program found on PATH are not compared: nodes may differ in them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ STDOUT, STDERR = 1, 2
 MAX_LINE: Final = 64 << 10
 """A longer line is passed on in parts of about this size, which limits the memory for a line that never ends."""
 MAX_WAITING: Final = 1000
-"""The most lines of this process itself that wait for the console."""
+"""The most lines of this process's own output that may wait for the console."""
 TAKEN_S: Final = 1.0
 """At the end of the command, its own waiting lines are dropped if the console takes none for this long."""
 ERASE: Final = b"\x1b[K"
@@ -57,7 +57,7 @@ class Lines:
         cut = max(data.rfind(b"\n", begun), data.rfind(b"\r", max(0, begun - 1), len(data) - 1)) + 1
         if len(data) - cut > MAX_LINE:
             cut = len(data)
-        if cut == 1 and data[:1] == b"\r":  # it belongs to the progress bar that follows it
+        if cut == 1 and data[:1] == b"\r":  # this \r belongs to the progress bar that follows
             cut = 0
         self._held = data[cut:]
         return data[:cut]
@@ -80,18 +80,21 @@ class Console:
         self.terminal = os.isatty(fd)
         self._colours = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
         self.gone = False
-        """Whether something could not be written, and was lost."""
+        """Whether some output could not be written and was lost."""
         self._lock = threading.Lock()
         self._writer: object = None
         """The writer of the last output."""
         self._within = False
         """Whether the last writer has begun a line and not ended it."""
         self._bar = False
-        """Whether that line is redrawn again and again, as a progress bar is."""
+        """Whether the unfinished line is a progress bar, which is redrawn again and again."""
         self._begun = b""
         """The text of the unfinished line."""
         self._erased: dict[object, bytes] = {}
-        """Unfinished bars that other writers' lines replaced, by writer. A bar that is not redrawn ends there."""
+        """By writer, the text of an unfinished bar that another writer's line replaced.
+
+        The text is written again if the writer ends the bar's line without redrawing it.
+        """
         self._before_others = b""
         """The bytes that any other writer must write first, so that its line begins on a line of its own."""
 
@@ -126,7 +129,7 @@ class Console:
                 self._note_end(data)
 
     def say(self, text: str) -> None:
-        """Write a text of this process itself, which ends with a line end."""
+        """Write a text of this process itself. The text must end with a line end."""
         with self._lock:
             self._keep_erased()
             self._write(self._before_others + text.encode(errors="replace"))
@@ -204,7 +207,7 @@ class QueuedText(ConsoleText):
         return super().write(text)
 
     def close(self) -> None:
-        """Return once all waiting lines are written, or none was for `TAKEN_S`. Later lines are written at once."""
+        """Return once no line waits, or none was written for `TAKEN_S`. Lines that come later are written directly."""
         with self._changed:
             while self._busy and self._changed.wait(TAKEN_S):
                 pass

@@ -11,8 +11,8 @@ a notice requested a stop. Each generation takes these steps:
 With `--restart=in_process` the agent does not end ranks that can continue in their process. It sends them their place
 in the new generation, and they have `restart_grace_s` to attach in it. Otherwise a new process replaces them.
 
-`slots` has the ranks; `agent.agent` meets the other members and reports rank exits. The loss of the coordinators
-changes nothing here: ranks go on, and the agent delivers its reports later.
+`slots` runs the ranks; `agent.agent` meets the other members and reports rank exits. If the coordinators are lost,
+ranks go on, and the agent delivers its reports later.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = get_logger()
 class LocalAgent:
     """Has `starter` start the command once per slot, in every generation that has a place for `agent`'s member.
 
-    It gives `agent` the place of the ranks that run here at every change. `folder` belongs to this agent alone.
+    Whenever the place of the ranks here changes, it gives `agent` the new place. `folder` belongs to this agent alone.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class LocalAgent:
             self._news.set()
 
     def request_stop(self, number: int) -> None:
-        """Stop because of a signal; at a second signal, stop at once.
+        """Stop because of a signal; at a second signal, end the ranks without any grace.
 
-        If the ranks here support it and the signal is one that preempts, all ranks of the job stop together. Otherwise
-        the ranks here get SIGTERM and `stop_grace_s`.
+        If the signal is one that preempts and the ranks here support graceful stop, all ranks of the job stop together.
+        Otherwise the ranks here get SIGTERM and `stop_grace_s`.
         """
         self._stop.ask(number)
         self._news.set()
@@ -131,7 +131,7 @@ class LocalAgent:
         self._news.set()
 
     def rank_attached(self, rank: int, generation: int) -> None:
-        """Record that a rank was admitted: a rank that continues in its process has arrived in its new generation."""
+        """Record that a rank was admitted; if its process continues, the rank has now arrived in its new generation."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.arrived(rank)
@@ -149,7 +149,7 @@ class LocalAgent:
             ranks.dumps_core(rank, reason)
 
     def may_ask_to_stop(self) -> bool:
-        """Return True: an admitted rank's request counts, since the agent withdraws its place before it ends ranks."""
+        """Return True: before the agent ends ranks it withdraws their place, so these ranks cannot request a stop."""
         return True
 
     async def stack(self, rank: int) -> str | None:
@@ -223,7 +223,7 @@ class LocalAgent:
             self._agent.set_place(None)
 
     async def _begin(self, update: WorldUpdate) -> None:
-        """Meet the other members and start this generation's ranks, unless the generation ends before."""
+        """Meet the other members and start this generation's ranks, unless the generation ends earlier."""
         world = update.world
         if (waits := waits_because(update)) is not None:
             log.info("world.waiting", generation=world.generation, reason=waits)
@@ -246,7 +246,7 @@ class LocalAgent:
     def _continuing(self, update: WorldUpdate) -> frozenset[int]:
         """Return the local ranks whose processes continue in the world of `update`, or wait for a world.
 
-        A pause may last long, so no process is kept during one, since it would hold the memory of devices.
+        While the job is paused, no process continues: a pause may be long, and the process would occupy device memory.
         """
         placed = update.HasField("place") or (update.world.forming and update.phase != JOB_PHASE_PAUSED)
         return self._agent.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
@@ -283,7 +283,7 @@ class LocalAgent:
         self._news.set()
 
     def _grace_s(self, update: WorldUpdate) -> float:
-        """Return the time ranks have to end: that of a restart, unless this member or the whole job stops."""
+        """Return how long ranks may take to end: `stop_grace_s` before a departure or pause, else `restart_grace_s`."""
         stops = asked_to_leave(update, self._worker_id) is not None or update.phase == JOB_PHASE_PAUSED
         return self._config.stop_grace_s if stops else self._config.restart_grace_s
 
@@ -322,7 +322,7 @@ class LocalAgent:
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
         later_notice = asked_to_leave(self._update, self._worker_id)
         if later_notice is not None and not self._stop.urgent.is_set():
-            # a rank that got the signal itself requested the common stop that this agent could not
+            # a rank that received the signal too has requested the common stop that this agent could not request
             return await self._leave_preempted(f"{self._stop.signal_name}: {later_notice.reason}")
         if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
             if ranks is not None and self._no_coordinator:
@@ -372,7 +372,7 @@ class LocalAgent:
         return not self._slots.used or self._graceful_stop_seen or self._will_heed()
 
     async def _report_preempted_late(self, place: Place) -> None:
-        """Report the ranks of `place` as preempted once a coordinator answers: none did before they ended."""
+        """Report the ranks of `place` as preempted once a coordinator answers: none answered before the ranks ended."""
         log.warning(
             "agent.end_untold", reason=f"no coordinator hears it; waiting {EXIT_REPORT_S:g} s for one"
         )
@@ -401,7 +401,7 @@ class LocalAgent:
     async def _leave_preempted(self, reason: str, shorten_deadline: asyncio.Event | None = None) -> int:
         """Leave the job for good once the rank exits are durable; return the code that makes a scheduler requeue.
 
-        The wait for that ends when `shorten_deadline` is set, by default by the next signal.
+        Setting `shorten_deadline` ends the wait for the rank exits; by default the next signal sets it.
         """
         log.info("run.preempted", reason=reason)
         await self._agent.leave_once_reported(

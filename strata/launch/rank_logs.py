@@ -3,9 +3,9 @@
 People need a crashed rank's last lines after its process has ended, often when another one has taken its place. So
 the agent remembers the newest two files of each rank for its lifetime, with how their processes ended.
 
-Nothing removes a file: only its owner knows how long it is needed.
+Strata never removes a log file: only the user knows how long it is needed.
 
-An agent leaves a link to the folder under the job's name, in a state folder of its user on this host (`link_of`).
+An agent creates a link to the folder, named like the job, in a state folder of its user on this host (`link_of`).
 So `strata logs` needs neither the folder's path nor a coordinator.
 """
 
@@ -26,7 +26,7 @@ from strata.core.ids import checked_id
 from strata.errors import ConfigError
 
 REMEMBERED: Final = 2
-"""Files per rank: that of the process that runs or ended last, and the one before."""
+"""Files per rank: those of the newest process and of the process before it."""
 
 _NAME: Final = re.compile(r"generation-(\d+)-rank-(\d+)\.log")
 
@@ -59,7 +59,7 @@ def files_in(folder: Path) -> list[LogFile]:
 def newest(files: Iterable[LogFile]) -> dict[int, LogFile]:
     """Return each rank's file with the latest write.
 
-    It may not be the one of the highest generation: a job that was deleted and begun again counts them from 1.
+    That file may not have the highest generation: a job that was deleted and created again counts generations from 1.
     """
     found = {each.rank: each for each in sorted(files, key=lambda each: (each.written_ns, each.generation))}
     return dict(sorted(found.items()))
@@ -72,7 +72,7 @@ def link_of(job: str, env: Mapping[str, str]) -> Path:
 
 
 def jobs_here(env: Mapping[str, str]) -> list[str]:
-    """Return the jobs to whose output folders this user's agents left links on this host."""
+    """Return the names of the links that this user's agents created on this host: jobs with an output folder here."""
     try:
         return sorted(each.name for each in link_of("job", env).parent.iterdir() if each.is_dir())
     except OSError:
@@ -80,7 +80,7 @@ def jobs_here(env: Mapping[str, str]) -> list[str]:
 
 
 def leave_link(job: str, folder: Path, env: Mapping[str, str]) -> None:
-    """Leave the link that `strata logs` follows to a job's output folder; if that fails, users must give the folder."""
+    """Create the link by which `strata logs` finds a job's output folder; if that fails, users must name the folder."""
     link = link_of(job, env)
     new = link.with_name(f".{job}-{os.getpid()}")
     with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ class RankLogs:
     def new(self, generation: int, rank: int) -> RankLog | None:
         """Create and return the file for a new process's output; `ConfigError` if it cannot be created.
 
-        It is the newest file of its rank from now on, even if the process writes nothing for long.
+        From now on it counts as the newest file of its rank, even if the process writes nothing for long.
         """
         if self._folder is None:
             return None

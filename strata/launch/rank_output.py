@@ -1,13 +1,13 @@
-"""Output of ranks on its way through the agent: with a prefix to this command's output, and unchanged into a file.
+"""Passes on the output of ranks: with a prefix to this command's own output, and unchanged to a file.
 
-A rank writes into two pipes. For each rank's process one thread reads both, since writing on may block. So:
+A rank writes into two pipes. Each rank has its own thread that reads both, since passing the output on may block. So:
 
-1. If nobody reads this command's output, the rank blocks, as if it wrote there itself. The agent does not block.
-2. The order of a stream's lines is kept, and output written before a rank's end is passed on after it.
-3. If a rank leaves behind a process that holds its pipes, the thread reads on, but the rank's end does not wait for it.
+1. If nobody reads this command's output, the rank blocks, as if it wrote to that output itself. The agent does not.
+2. The order of a stream's lines is kept. Output that a rank wrote before its end is passed on even after the end.
+3. A process that a rank leaves behind may keep the pipes open. The thread reads on, but nothing waits for that process.
 4. If the agent is killed, the pipes break, so no process is left blocked on a reader.
 
-The end of a rank's stderr is kept: it shows why the rank ended.
+The last bytes of a rank's stderr are kept: they show why the rank ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TAIL_BYTES: Final = 8192
 HELD_S: Final = 0.2
 """How long an unfinished line is held back on a terminal, where a prompt or a progress bar may never end its line."""
 ENDED_S: Final = 0.5
-"""How long a rank's end waits for its last lines to be passed on: the console's reader may have stopped reading."""
+"""How long the last lines of an ended rank may take to be passed on: the console's reader may have stopped reading."""
 
 
 class RankOutput:
@@ -83,12 +83,12 @@ class RankOutput:
         return self._passed_on.is_set()
 
     def wait(self) -> None:
-        """If the process has ended, return once all its output is passed on; at once while it runs."""
+        """If the process has ended, return once all its output is passed on; while it runs, return immediately."""
         if self._thread is not None and self._child.poll() is not None:
             self._passed_on.wait()
 
     def stderr_tail(self) -> bytes:
-        """Return the end of the process's stderr."""
+        """Return the last bytes of the process's stderr."""
         return self._tail
 
     def _run(self) -> None:
@@ -194,7 +194,7 @@ class RankOutputs:
         return console.prefix(rank) if self._prefix else b""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the ranks' environment: on a terminal, Python must write lines at once, as it does to a terminal."""
+        """Return the ranks' environment: if the output goes to a terminal, Python writes each line immediately."""
         unbuffered = {"PYTHONUNBUFFERED": "1"} if self.stdout.terminal else {}
         return {**unbuffered, **inherited}
 

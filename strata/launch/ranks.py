@@ -33,7 +33,7 @@ _CANNOT_RUN = 127
 """A shell's exit code for a command that does not exist."""
 
 EARLY_S: Final = 30.0
-"""A process that fails within this time and before a step counts as not begun; importing torch takes part of it."""
+"""A process that fails within this time and before a step counts as not begun; the import of torch takes some of it."""
 MAX_EXIT_MESSAGE: Final = 300
 LAST_LINES: Final = 8
 """Number of lines of a failed rank's stderr that are logged."""
@@ -56,7 +56,7 @@ class RankProcess:
     output: RankOutput | None = None
     """Its output, if that goes through this process."""
     dumping: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a request for its stacks: all dumps go into one file."""
+    """Locked during a request for the process's stacks: all dumps of the process go into one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Program:
     """A folder of this agent alone, which outlives every group."""
     restart: str = PROCESS
     logs: RankLogs = field(default_factory=RankLogs)
-    """The output files, one a process; without a folder, output goes where this process's goes."""
+    """The output files, one per process; without a folder, ranks write to this process's own output."""
     piped: bool = False
     """Whether output goes through this process, which then writes the files; otherwise ranks write them."""
 
@@ -82,7 +82,7 @@ class RankGroup:
     reported too, and coordinators keep the first report.
 
     A process of the previous generation may be adopted as a rank. It is not a rank until it has `arrived`. If it ends
-    before, or `give_up` ends it, a new process takes its place and nothing is reported.
+    earlier, or `give_up` ends it, a new process takes its place and nothing is reported.
     """
 
     def __init__(self, place: Place, program: Program, *, restarts: int, on_exit: Exited) -> None:
@@ -103,7 +103,7 @@ class RankGroup:
         self._all_support = asyncio.Event()
         self._stopping = False
         self.put_down: set[int] = set()
-        """The ranks that ran when this agent ended them: their exit codes say nothing about them."""
+        """The ranks that still ran when this agent ended them: their exit codes show no failure of their own."""
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
     def start(self, adopted: Mapping[int, RankProcess] = MappingProxyType({})) -> None:
@@ -234,7 +234,7 @@ class RankGroup:
     def note_lasting(self, rank: int, reason: str) -> None:
         """Record why a rank is about to end: a restart would not cure it, so its exit code counts as 78.
 
-        A later attach or step of the same rank withdraws that.
+        A later attach or step of the same rank withdraws that record.
         """
         self._not_to_requeue[rank] = reason
 
@@ -275,8 +275,8 @@ class RankGroup:
     def dumps_core(self, rank: int, reason: str) -> None:
         """Report the exit of a rank now, though its process is still writing a core file.
 
-        Its generation ends, and `stop` kills the process after its grace, which limits the time for the core file.
-        The kernel ignores SIGTERM meanwhile. `give_up` ends an adopted process that has not arrived.
+        Its generation ends, and `stop` kills the process after its grace, so the core file has only that time. The
+        kernel ignores SIGTERM meanwhile. `give_up` ends an adopted process that has not arrived.
         """
         process = self._alive(rank)
         if process is not None and rank not in self._kill_reasons and rank not in self._awaited:
@@ -297,7 +297,7 @@ class RankGroup:
             process.child.kill()
 
     async def stop(self, grace_s: float) -> None:
-        """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL. No rank that ran is reported."""
+        """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL. Report no exit that this causes."""
         self._mark_ended_here()
         async with asyncio.TaskGroup() as group:
             for process in self._processes.values():
@@ -362,7 +362,7 @@ class RankGroup:
 
 
 def _stderr_tail(process: RankProcess) -> list[str]:
-    """Return the last lines of a process's stderr; if the process writes its own log file, the last of that file."""
+    """Return the last lines of a process's stderr, or of its log file if the process writes that file itself."""
     if process.output is not None:
         lines = process.output.stderr_tail().decode(errors="replace").split("\n")
         lines = [line.rstrip().rpartition("\r")[2] for line in lines]  # of a progress bar, the newest state

@@ -73,7 +73,7 @@ async def run_local_agent(
 ) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
 
-    The status is 0, with a warning, if the job was done before this node of the same run joined.
+    The status is 0, with a warning, if other nodes of the same run had finished the job before this node joined.
 
     Wait up to `config.timeout_s` for the first welcome of a coordinator. After that, wait for coordinators as long as
     it takes. A signal ends either wait. If the control plane is restored meanwhile, the node joins again by itself.
@@ -108,7 +108,7 @@ async def run_local_agent(
             return 0
         except ClusterRestored as error:
             log.warning("controlplane.restored", reason=error.message, next="this node joins again")
-            # the backup may predate the job's resumption; and a job begun anew must not be begun anew again
+            # the backup may predate the job's resumption; and this command must not begin the job anew a second time
             config = replace(config, resume=config.resume or config.new, new=False, timeout_s=0.0)
             install_signals()
 
@@ -205,7 +205,7 @@ async def _run(
     outputs: RankOutputs | None,
 ) -> int:
     assert session.welcome is not None
-    await agent.address()  # before a world waits for it
+    await agent.address()  # looked up early: no world waits for it yet
     agent.socket, agent.detect_s = folder / RANKS_SOCKET, session.welcome.detect_s
     local_agent = LocalAgent(
         config,
@@ -234,7 +234,7 @@ async def _run(
         )
         stop_signal.add_done_callback(
             lambda first: local_agent.request_stop(first.result())
-        )  # also if the first signal arrived just before
+        )  # in case the first signal arrived just before
         if session.world is not None:
             local_agent.on_world(session.world)
         return await local_agent.run()
@@ -283,7 +283,7 @@ async def _connected(
     stop_signal: asyncio.Future[int],
     config: RunConfig,
 ) -> bool:
-    """Return True once a coordinator has welcomed this member, False if a signal arrives before.
+    """Return True once a coordinator has welcomed this member, False if a signal arrives earlier.
 
     `Unavailable` after `config.timeout_s`, unless that is 0. Log the reason of the wait every `SAY_S`.
     """

@@ -82,7 +82,7 @@ class RunProgress:
             self._steps.popleft()
 
     def _note_stuck(self, report: RankProgress, now_s: float) -> None:
-        """Record since when a rank is stuck: its agent reports that once, and the rank stays stuck."""
+        """Record since when a rank is stuck; its agent reports this only once, however long the rank stays stuck."""
         before, since_s = self._ranks.get(report.rank), self._stuck_since_s.pop(report.rank, now_s)
         if not report.stalled_ms:
             return

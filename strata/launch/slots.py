@@ -16,7 +16,7 @@ RENEW_S: Final = 5.0
 RENEWALS: Final = 3
 """How many prepared processes per slot are replaced if they end soon after each other: more would end soon too."""
 LASTING_S: Final = 120.0
-"""Once all prepared processes have lasted this long, a later end is replaced as if it were the first."""
+"""Once all prepared processes have run for this long, the count of replacements begins again."""
 
 
 class Slots:
@@ -34,7 +34,7 @@ class Slots:
         self._starts = 0
         self._preparing: asyncio.TimerHandle | None = None
         self._prepared = 0
-        """Number of processes started to wait since `prepare`, or since all of them last ran for `LASTING_S`."""
+        """Number of waiting processes started since `prepare`, or since all of them last ran for `LASTING_S`."""
         self._prepared_at = 0.0
         """Time of the last start of a waiting process."""
         self._kept: dict[int, RankProcess] = {}
@@ -53,7 +53,7 @@ class Slots:
         return Meeting(address, self._port.port)
 
     def start(self, place: Place) -> frozenset[int]:
-        """Start the ranks of `place`; return the local ranks whose processes were kept by `end` and must attach anew.
+        """Start the ranks of `place`; return the local ranks whose processes were kept by `end` and must attach again.
 
         `ConfigError` if the command cannot be run at all.
         """
@@ -88,7 +88,7 @@ class Slots:
     async def end(
         self, grace_s: float, *, urgent: asyncio.Event, keep: Collection[int] = frozenset()
     ) -> None:
-        """End the ranks: SIGTERM, then SIGKILL after the grace, or at once when `urgent` is set.
+        """End the ranks: SIGTERM, then SIGKILL after the grace, or immediately when `urgent` is set.
 
         The processes of the local ranks in `keep` live on for the next generation.
         """

@@ -1,8 +1,8 @@
 """Stop requests of an agent (signals), and how it ends its ranks when a stop notice requires that.
 
-Ranks that support graceful stop agree on a step, save it and exit with code 75; the agent waits for that as long as
-the notice allows. Other ranks do not know of the notice: they get SIGTERM, as at any stop. In both cases the agent
-ends the ranks that still run afterwards. They count as stopped and not as failed.
+Ranks that support graceful stop agree on a step, save it and exit with code 75. The agent waits for these exits as
+long as the notice allows. Other ranks do not know of the notice: they get SIGTERM, as at any stop. In both cases the
+agent ends the ranks that still run afterwards. They count as stopped and not as failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """The signals received so far: none, a first one, which gives the reason, or a second one, which is urgent."""
+    """The signals received so far. The first gives the reason of the stop; a second makes the stop urgent."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -43,7 +43,7 @@ class StopRequest:
 
     @property
     def next_signal(self) -> asyncio.Event:
-        """The event that the next signal sets, be it the first or a second; it shortens a leaving member's deadline."""
+        """The event that the next signal sets, the first or a second. It shortens the deadline of a leaving member."""
         return self.urgent if self.asked.is_set() else self.asked
 
     @property
@@ -58,7 +58,7 @@ class StopRequest:
 
 
 class Stopping:
-    """Ends this node's ranks as a stop notice requires. `urgent` ends them at once."""
+    """Ends this node's ranks as a stop notice requires. `urgent` ends them without any grace."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Stopping:
         self._urgent = urgent
 
     async def obey(self, notice: StopNotice, *, shorten_deadline: Callable[[], Awaitable[None]]) -> bool:
-        """Return True once no rank runs here any more, False if none did.
+        """Return True once no rank runs here any more; False if no rank ran here at the call.
 
         `shorten_deadline` returns when the generation is over: ranks then leave soon by themselves, or never.
         """

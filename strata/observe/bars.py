@@ -15,7 +15,7 @@ ASCII: Final = str.maketrans("▁▂▃▄▅▆▇█▓▒░▚━─·…▲
 
 
 def bar(ratio: float, width: int) -> tuple[str, str]:
-    """Return the done and the remaining part of a bar of `width`: empty only at 0, full only at 1."""
+    """Return the filled and the unfilled part of a bar of `width`: it is empty only at 0, and full only at 1."""
     done = width if ratio >= 1 else 0 if ratio <= 0 else min(width - 1, max(1, int(ratio * width)))
     return DONE * done, TO_DO * (width - done)
 
@@ -39,7 +39,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def _means(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most `width` means of neighbouring values, each of equally many, the oldest perhaps of fewer."""
+    """Return at most `width` means of runs of values. All runs have the same length, but the oldest may be shorter."""
     if not values or width < 1:
         return []
     per = -(-len(values) // width)

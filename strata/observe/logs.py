@@ -1,7 +1,7 @@
 """Structured logs: a static event name and fields, as JSON lines on stderr, or as plain text on a terminal.
 
-Fields that hold for a task and its children, such as the replica's name, are bound with `structlog.contextvars`, so
-that no logger needs to be passed around.
+Fields that apply to a task and its child tasks, such as the replica's name, are bound with `structlog.contextvars`,
+so that no logger needs to be passed on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Logger = FilteringBoundLogger
 
 
 def get_logger() -> Logger:
-    """Return a logger; a later `configure` applies to it, too."""
+    """Return a logger; a later `configure` also applies to this logger."""
     return cast("Logger", structlog.get_logger())
 
 
 class LogStream(Protocol):
-    """The part of a stream that logs need."""
+    """The methods of a stream that logs need."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -39,7 +39,7 @@ class LogStream(Protocol):
 def configure(*, fmt: str = "auto", level: str = "info", stream: LogStream | None = None) -> None:
     """Send logs of `level` and above to `stream` (stderr) as `json` or `plain`; `auto` is plain on a terminal.
 
-    A line that cannot be written is dropped, because the process must go on if stderr's reader closed it or the
+    A line that cannot be written is dropped: the process must continue if stderr's reader has closed the pipe or the
     disk is full.
     """
     out: LogStream | None = (
@@ -48,10 +48,10 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: LogStream | Non
     terminal = out is not None and out.isatty()
     plain = fmt == "plain" or (fmt == "auto" and terminal)
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    # On a terminal a person reads the last lines, so the time suffices; files may span days.
+    # A terminal shows recent lines, so the time of day suffices; a file may span days, so it also has the date.
     stamp = "iso" if not plain else "%H:%M:%SZ" if terminal else "%Y-%m-%dT%H:%M:%SZ"
     renderer: list[Processor] = (
-        # not rich's traceback, which shows local variables: one of them may be a secret
+        # rich's traceback would show local variables, one of which may be a secret
         [
             _lines_below,
             ConsoleRenderer(
@@ -76,7 +76,7 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: LogStream | Non
 
 
 def _lines_below(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Move the last lines that a rank wrote below the event, each on a line of its own."""
+    """Print the last lines of a rank's output below the event, each on a separate line."""
     lines = event.pop("stderr", ())
     if lines:
         event["stack"] = "\n".join(f"    {line}" for line in lines)
@@ -84,12 +84,12 @@ def _lines_below(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _redact(_logger: object, _method: str, line: Any) -> str:
-    """Remove users and passwords of URLs from a rendered line, tracebacks included."""
+    """Remove users and passwords in URLs from a rendered line, including its traceback."""
     return redacted(line)
 
 
 class _Unfailing:
-    """A stream, or none, for a logger; drops errors of the system and of a closed stream."""
+    """A stream, or None, for a logger. Ignores errors of the system and of a closed stream."""
 
     def __init__(self, stream: LogStream | None) -> None:
         self._stream = stream

@@ -8,11 +8,11 @@ from typing import Final
 
 EVERY_S: Final = 0.25
 WINDOW_S: Final = 10.0
-"""How long a stall is remembered; it can only be queried after it is over."""
+"""How long a stall is remembered: callers run in the same loop, so they learn of a stall only after its end."""
 
 
 class LoopLag:
-    """Measures how much later than requested the loop wakes a task. `run` measures."""
+    """Measures, while `run` runs, how much later than requested the loop wakes a task."""
 
     def __init__(self) -> None:
         self.last_s = 0.0
@@ -30,7 +30,7 @@ class LoopLag:
             self._seen.append((now, self.last_s))
 
     def worst_s(self) -> float:
-        """Return the longest stall of the last `WINDOW_S`, including one in progress."""
+        """Return the longest stall of the last `WINDOW_S`, including a stall that `run` has not measured yet."""
         now = asyncio.get_running_loop().time()
         worst = max((late for at, late in self._seen if now - at <= WINDOW_S), default=0.0)
         pending = now - self._seen[-1][0] - EVERY_S if self._seen else 0.0

@@ -1,8 +1,8 @@
-"""Counters and histograms without a library, which hot paths update and `/metrics` reads.
+"""Counters and histograms, without a library: hot paths update them, and `/metrics` reads them.
 
-A family has a name, a help text, and one child for each combination of label values. A caller gets its child once and
-keeps it: `child.add()` is then one addition, without a lookup. There is no registry of the process: each replica has
-families of its own, so that several replicas can run in one process.
+A family has a name, a help text, and one child for each combination of label values. A caller gets a child once and
+keeps it: `child.add()` is then one addition, without a lookup. The process has no registry: each replica has its own
+families, so that several replicas can run in one process.
 
 Names, units and suffixes follow Prometheus: `_total` for counters, base units (`_seconds`, `_bytes`).
 """
@@ -28,19 +28,19 @@ class Counter:
         self.value = 0
 
     def add(self, amount: int = 1) -> None:
-        """Count `amount` more."""
+        """Add `amount`."""
         self.value += amount
 
 
 class Histogram:
-    """The number of observations at or below each bound, and their sum."""
+    """The number of observed values at or below each bound, and the sum of the values."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """One for each bound, and one for values above all of them; not cumulative."""
+        """One count for each bound, and one count for values above all bounds; not cumulative."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -67,7 +67,7 @@ class Family(Generic[C]):
         self.labels = tuple(labels)
         self.children: dict[tuple[str, ...], C] = {}
         self.kind = kind
-        """Creates a child."""
+        """The function that creates a child."""
 
     def child(self, *values: str) -> C:
         """Return the child with these label values; create it, at zero, if it does not exist."""
@@ -80,7 +80,7 @@ class Family(Generic[C]):
 
 
 def counters(name: str, says: str, *labels: str) -> Family[Counter]:
-    """Return a family of counters; if it has no labels, its only child exists at once."""
+    """Return a family of counters; a family without labels already has its only child."""
     family = Family(name, says, labels, Counter)
     if not labels:
         family.child()
@@ -90,7 +90,7 @@ def counters(name: str, says: str, *labels: str) -> Family[Counter]:
 def histograms(
     name: str, says: str, *labels: str, bounds: Sequence[float] = LATENCY_BOUNDS_S
 ) -> Family[Histogram]:
-    """Return a family of histograms; if it has no labels, its only child exists at once."""
+    """Return a family of histograms; a family without labels already has its only child."""
     family = Family(name, says, labels, lambda: Histogram(bounds))
     if not labels:
         family.child()

@@ -25,13 +25,13 @@ def age(milliseconds: float) -> str:
 
 
 def counted(members: int, standbys: int) -> str:
-    """Return the number of members, and of standbys among them: `3 members (1 standby)`."""
+    """Return the number of members, and the number of standbys among them: `3 members (1 standby)`."""
     among = f" ({standbys} standby)" if standbys else ""
     return f"{members} member{'' if members == 1 else 's'}{among}"
 
 
 def unreachable(since_unix_ms: int, now_unix_s: float) -> str:
-    """Return `unreachable for 14 s`; without the duration if no leader has recorded its beginning (0)."""
+    """Return `unreachable for 14 s`; without the duration if no leader has recorded since when (0)."""
     if not since_unix_ms:
         return "unreachable"
     return f"unreachable for {age(max(0.0, 1000 * now_unix_s - since_unix_ms))}"

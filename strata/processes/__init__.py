@@ -1,4 +1,4 @@
 """Child processes that never outlive their parent, however it ends.
 
-Begin with `children`. It imports nothing of Strata.
+Begin with `children`. The package imports no other package of Strata.
 """

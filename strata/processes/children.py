@@ -1,4 +1,4 @@
-"""Child processes that never outlive this one, however it ends.
+"""Child processes that never outlive this process, however it ends.
 
 Three things together ensure that:
 
@@ -13,8 +13,8 @@ the main thread is forked by one thread that lives as long as the process.
 
 `strata.processes.spawner` has the guardian's start and that thread. `strata.processes.guard` is the program that runs
 in the child and the guardian, and its docstring says why no `preexec_fn` is used. A child costs one start of a bare
-Python (about 10 ms) before its program runs; the first child also costs the guardian (one idle Python, 9 MB). Only a
-process that left its group on purpose (a daemon) is out of reach.
+Python (about 10 ms) before its program runs; the first child also costs the guardian (one idle Python, 9 MB). Limit: a
+process that left its group on purpose (a daemon) is not killed.
 
 The blocking calls (`join`, `stop`) are for plain programs, the `_async` ones for asyncio. Both may be used from any
 thread and mixed.
@@ -210,8 +210,8 @@ class Child:
     def stop(self, grace_s: float = 5.0) -> int:
         """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block so long.
 
-        A child that got a SIGTERM before gets no second one: it could arrive at the very end of the program, when its
-        handler is removed, or mean "at once".
+        A child that got a SIGTERM before gets no second SIGTERM. The second could arrive at the very end of the
+        program, when its handler is removed, or the program could take it for "end without grace".
         """
         if not self._sigterm_sent:
             self.request_stop()

@@ -3,9 +3,9 @@
 `strata.processes.children` runs this file as a script, by path, with `python -I -S`: it starts in about 10 ms and
 imports nothing of Strata.
 
-`exec`: become the given program, after requesting from the kernel to kill this process when the parent dies. This
-happens here, after an exec, and not in a `preexec_fn`. That keeps Python code out of the fork of a threaded parent,
-where it deadlocks on any lock another thread held, and runs grpc's fork handlers. It also lets `subprocess` use vfork.
+`exec`: become the given program, after requesting from the kernel to kill this process when the parent dies. A
+`preexec_fn` could make that request too, but runs Python code in the fork of a threaded parent. Such code deadlocks on
+any lock that another thread held, runs grpc's fork handlers, and keeps `subprocess` from using vfork.
 
 `watch`: stay beside the parent and, when it has ended in any way, SIGKILL the process groups of its children. The
 kernel's death signal reaches a child but not the child's own children (DataLoader workers, a shell's pipeline);
@@ -74,8 +74,8 @@ class Guardian:
     def run(self) -> None:
         """Return once the parent has ended and its groups are killed.
 
-        The end of the pipe is not a sign of death: a parent that executes another program closes the pipe and lives.
-        Nor is it needed as one, and a fork of the parent may hold the pipe open.
+        The end of the pipe does not show the parent's end: a parent that executes another program closes the pipe and
+        lives, and a fork of an ended parent may keep the pipe open.
         """
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)

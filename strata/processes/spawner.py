@@ -1,7 +1,7 @@
 """Starts guarded children of this process; `strata.processes.children` is its only user.
 
-There is one `Spawner` per process. It forks from a thread that lasts, keeps the guardian running, and knows the
-children that live.
+There is one `Spawner` per process. It forks on a thread that lives as long as the process, keeps the guardian running,
+and knows the living children.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ForkThread:
         self._start = threading.Lock()
 
     def call(self, job: Callable[[], _T]) -> _T:
-        """Return `job()`, run on the main thread if the caller is on it, else on the lasting thread."""
+        """Return `job()`, run on the main thread if the caller is on it, else on this object's thread."""
         if threading.current_thread() is threading.main_thread():
             return job()
         with self._start:
@@ -147,7 +147,7 @@ class Spawner:
             self._order(b"+%d\n" % group)
 
     def _at_exit(self) -> None:
-        """At an orderly end, kill the children, and then the guardian, which has nothing left to do."""
+        """At an orderly exit of this process, kill the children, then the guardian, which is no longer needed."""
         if os.getpid() != self._owner or self._guardian is None:
             return
         for group in self._live:

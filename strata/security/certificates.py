@@ -4,7 +4,7 @@
     <leaf folder>/  cert.pem key.pem ca.pem
 
 Only their owner can read keys and enter the folders. A leaf certificate names its identity as a URI
-(`strata.core.access.authority`) and, if it is for a server, its hosts. Keys are ECDSA P-256.
+(`strata.core.access.authority`). A server's certificate also names the server's hosts. Keys are ECDSA P-256.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CA, CA_KEY, CERT, KEY, CLUSTER = "ca.pem", "ca-key.pem", "cert.pem", "key.pem", 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
 SKEW: Final = dt.timedelta(minutes=5)
-"""How far another host's clock may be behind the signing host's."""
+"""How far another host's clock may be behind the signing host's clock."""
 SERVING: Final = frozenset({Role.COORDINATOR, Role.ETCD})
 
 _PEM: Final = serialization.Encoding.PEM
@@ -53,7 +53,7 @@ class Described:
     fingerprint: str
 
     def days_left(self, now: dt.datetime) -> float:
-        """Return for how many days it is still valid; negative if it has expired."""
+        """Return the number of days until the certificate expires; negative if it has expired."""
         return (self.not_after - now) / dt.timedelta(days=1)
 
 
@@ -72,7 +72,8 @@ class Authority:
     ) -> Authority:
         """Make an authority for `cluster` in `folder`; `force` replaces an existing one.
 
-        Without `force`, `ConfigError` if there is one already, because every certificate it signed would be refused.
+        Without `force`, raise `ConfigError` if the folder has an authority, because all certificates of that
+        authority would be refused.
         """
         _checked("cluster", cluster)
         _check_days(days)
@@ -124,8 +125,8 @@ class Authority:
     ) -> Described:
         """Write `cert.pem`, `key.pem` and `ca.pem` below `out`; `force` replaces existing ones.
 
-        A certificate of a role that serves names 127.0.0.1, ::1 and localhost besides `hosts`. `ConfigError` for
-        existing files without `force`, an expired authority, or an invalid name.
+        If the role is a server's, the certificate names 127.0.0.1, ::1 and localhost besides `hosts`. Raise
+        `ConfigError` for existing files without `force`, for an expired authority, and for an invalid name.
         """
         identity = Identity(
             cluster=self.cluster,
@@ -168,8 +169,8 @@ class Authority:
             .sign(self.key, hashes.SHA256())
         )
         private_folder(out)
-        # A process that reads between two of these writes finds a pair that does not match, refuses it and reads again.
-        # Each file by itself is always whole.
+        # A process that reads between two of these writes finds a pair that does not match, and reads both files
+        # again. Each single file is always complete.
         write_private(out / KEY, _key_pem(key))
         write_public(out / CERT, certificate.public_bytes(_PEM))
         if not self._is_trusted_by(out / CA):
@@ -177,17 +178,17 @@ class Authority:
         return _described(certificate)
 
     def _is_trusted_by(self, path: Path) -> bool:
-        """Return whether a file of authorities has this one; the user may have added others on purpose."""
+        """Return whether a file of authorities contains this authority; the user may have added others on purpose."""
         try:
             return self.certificate in x509.load_pem_x509_certificates(_read(path))
         except (OSError, ValueError):
             return False
 
     def renew(self, out: Path, *, now: dt.datetime, days: float | None = None) -> Described:
-        """Replace the certificate in `out` by one of the same identity and hosts, with a new key.
+        """Replace the certificate in `out` by a new certificate and key for the same identity and hosts.
 
-        A `ca.pem` that has this authority stays unchanged: it has two while one authority replaces another. Without
-        `days` the new certificate is valid for as long as the old one was.
+        If `ca.pem` contains this authority, that file stays unchanged: it may contain two, while one authority
+        replaces the other. Without `days` the new certificate is valid for the same period as the old one.
         """
         old = describe(out / CERT)
         if old.identity is None or old.identity.cluster != self.cluster:
@@ -262,7 +263,7 @@ def _builder(
     *,
     latest: dt.datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """Return a builder. A leaf is valid no longer than its authority, because it would be refused after that anyway."""
+    """Return a builder. A leaf expires no later than its authority: after that it would be refused in any case."""
     end = now + dt.timedelta(days=days)
     return (
         x509.CertificateBuilder()

@@ -1,7 +1,7 @@
 """A certificate's validity period, read without a cryptographic library.
 
-The base install has none. A trainer whose certificate expired must report that, with the date, before it attempts a
-handshake that would fail without a reason.
+The base install has no such library. A trainer with an expired certificate must report the date before it attempts a
+handshake, because the handshake would fail without a reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Validity:
 
 
 def validity(pem: bytes) -> Validity:
-    """Return the validity of the first certificate in `pem`; `ConfigError` if there is none."""
+    """Return the validity of the first certificate in `pem`; raise `ConfigError` if there is none."""
     try:
         found = _PEM.search(pem.decode("ascii", errors="replace"))
         if found is None:
@@ -49,7 +49,7 @@ def validity(pem: bytes) -> Validity:
 
 
 def validities(pem: bytes) -> list[Validity]:
-    """Return the validity of every certificate in `pem`; `ConfigError` if one is invalid or there is none."""
+    """Return the validity of every certificate in `pem`; raise `ConfigError` if any is invalid or there is none."""
     found = _PEM.findall(pem.decode("ascii", errors="replace"))
     return [validity(each.encode()) for each in found] or [validity(pem)]
 

@@ -11,7 +11,7 @@ from strata.errors import ConfigError
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter; change an existing folder's mode to that."""
+    """Make a folder that only its owner may enter; if the folder exists, change its mode."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -20,7 +20,7 @@ def private_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, body: bytes) -> None:
-    """Write a file with mode 0600 atomically: no reader ever sees half of it, and no other user any of it."""
+    """Write a file with mode 0600 atomically: no reader sees a partial file, and no other user can read it."""
     _write(path, body, 0o600)
 
 
@@ -30,7 +30,7 @@ def write_public(path: Path, body: bytes) -> None:
 
 
 def read_private(path: Path, what: str, *, most_bytes: int = MAX_PEM_BYTES) -> bytes:
-    """Return a file's bytes; `ConfigError` if it cannot be read, or if others than its owner can read it."""
+    """Return a file's bytes; raise `ConfigError` if it cannot be read, or if users other than its owner can read it."""
     return read_config(path, what, most_bytes=most_bytes, private=True)
 
 

@@ -1,9 +1,9 @@
-"""Diagnosis of a failed connection: why a TLS handshake failed, examined after gRPC has failed.
+"""Diagnosis of a failed connection: after gRPC has failed, find out why the TLS handshake failed.
 
 gRPC reports "Socket closed" for a certificate that the server refuses, for plaintext sent to a TLS port, and for a
 server that died. This module repeats the handshake with Python's own TLS, which distinguishes these causes. It
-returns a `ConfigError` only if it proves a wrong configuration, because that ends a session, and losing a coordinator
-must not.
+returns a `ConfigError` only if it proves a wrong configuration. A `ConfigError` ends a session, and the loss of a
+coordinator must not end a session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DOCS: Final = "see docs/security.md"
 async def explain(
     host: str, port: int, credentials: Credentials, *, tls: bool, now: dt.datetime
 ) -> StrataError | None:
-    """Return the error that the handshake with `host` proves, on either side, or None if it proves none."""
+    """Return the error in the server's or our configuration that a handshake with `host` proves, or None."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if not tls:
         if await _speaks_tls(host, port):
@@ -37,12 +37,12 @@ async def explain(
     try:
         context = _context(credentials)
     except (ssl.SSLError, OSError):
-        return None  # the files changed just now; their next reader reports the error
+        return None  # the files are being replaced; the next connection reports an error that remains
     try:
         if not await _is_refused(host, port, context):
             return None
         if not await _is_refused(host, port, context):
-            return None  # the server was about to end, or is back
+            return None  # the server was shutting down, or has restarted
     except ssl.SSLCertVerificationError as error:
         return await _unverified(where, host, port, error, now)
     except ssl.SSLError as error:
@@ -82,7 +82,7 @@ def _unspoken(where: str, error: ssl.SSLError, credentials: Credentials) -> Stra
 async def _unverified(
     where: str, host: str, port: int, error: ssl.SSLCertVerificationError, now: dt.datetime
 ) -> StrataError:
-    """Return the error of the server's certificate, with the date if it has expired."""
+    """Return the error of the server's certificate, with the date of expiry if the certificate has expired."""
     pem = await certificate_of(host, port)
     if pem and (complaint := validity(pem).complaint(now)):
         return ConfigError(
@@ -116,7 +116,7 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _trusting() -> ssl.SSLContext:
-    """Return a context that verifies no certificate. It is only used to inspect a server, and sends it nothing."""
+    """Return a context that verifies no certificate. It is only used to inspect a server, and sends no data."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -127,7 +127,7 @@ def _trusting() -> ssl.SSLContext:
 async def _is_refused(host: str, port: int, context: ssl.SSLContext) -> bool:
     """Complete the handshake; return whether the server then closes the connection without sending anything.
 
-    A gRPC server sends first, so a server that accepts us sends something. Raises the handshake's errors.
+    A gRPC server sends first, so a server that accepts our certificate sends something. Raise the handshake's errors.
     """
     async with asyncio.timeout(LIMIT_S):
         reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
@@ -151,7 +151,7 @@ async def _speaks_tls(host: str, port: int) -> bool:
 
 
 async def certificate_of(host: str, port: int, *, limit_s: float = LIMIT_S) -> bytes:
-    """Return the certificate that a server presents, as PEM, whatever its issuer; empty if it presents none."""
+    """Return, unverified, the certificate that a server presents, as PEM; empty if it presents none."""
     try:
         async with asyncio.timeout(limit_s):
             _reader, writer = await asyncio.open_connection(host, port, ssl=_trusting(), server_hostname=host)

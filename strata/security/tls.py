@@ -1,7 +1,7 @@
 """The PEM files of one side of a connection, read for each connection, so that they may be replaced.
 
-A certificate and its key are two files, replaced one after the other. A pair that was read in between does not match,
-so both are read again.
+A certificate and its key are two files, which are replaced one after the other. If they are read between the two
+replacements, they do not match, and are read again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pem:
 def read_pem(credentials: Credentials, now: dt.datetime) -> Pem:
     """Return the content of the files of `credentials`.
 
-    `ConfigError` for a file that cannot be read, a key that others can read, a key of another certificate, or a
+    Raise `ConfigError` for a file that cannot be read, a key that others can read, a key of another certificate, or a
     certificate that has expired or is not valid yet.
     """
     if credentials.ca_file is not None:
@@ -111,7 +111,7 @@ def _check_pair(credentials: Credentials) -> None:
 
 
 def _no_password() -> str:
-    """Refuse a key with a password, for which OpenSSL would prompt on the terminal."""
+    """Refuse a key with a password, because OpenSSL would prompt for the password on the terminal."""
     raise ValueError("the key has a password; Strata reads keys without one")
 
 

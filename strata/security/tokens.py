@@ -1,7 +1,7 @@
 """Tokens: authentication of callers without client certificates.
 
 A token is 256 random bits, which its holder stores in a file of mode 0600. Coordinators have a file of the tokens'
-hashes, which cannot be used as tokens. As the bits are random, a plain SHA-256 cannot be inverted by guessing. Every
+hashes, and a hash cannot be used as a token. A plain SHA-256 suffices, because random bits cannot be guessed. Every
 comparison takes the same time.
 """
 
@@ -55,7 +55,7 @@ class TokenFile:
         self.path = path
 
     def entries(self) -> list[Entry]:
-        """Return its entries; `ConfigError` if others may read the file, or if it is no file of hashes."""
+        """Return the entries; raise `ConfigError` if others may read the file, or if it is not a file of hashes."""
         body = read_private(self.path, "the file of token hashes", most_bytes=TOKENS.size_bytes)
         try:
             document = json_object(body, TOKENS)
@@ -77,7 +77,7 @@ class TokenFile:
         now: dt.datetime,
         days: float | None = None,
     ) -> tuple[Entry, str]:
-        """Make a token for an identity; return its entry, and the token, which is not stored."""
+        """Make a token for an identity; return the entry and the token. The file does not store the token."""
         try:
             checked_id("role's id", id)
             for job in jobs:
@@ -102,7 +102,7 @@ class TokenFile:
         return entry, token
 
     def revoke(self, name: str) -> Entry:
-        """Remove the token whose hash begins with `name`; `NotFound` unless exactly one does."""
+        """Remove the token whose hash begins with `name`; raise `NotFound` unless exactly one hash does."""
         with self._locked():
             entries = self.entries()
             found = [entry for entry in entries if name and entry.digest.startswith(name)]
@@ -149,7 +149,7 @@ class TokenFile:
 
 
 class AcceptedTokens:
-    """The accepted tokens of a coordinator; the file is read again after it was replaced."""
+    """The accepted tokens of a coordinator; a replaced file is read again."""
 
     def __init__(self, path: Path, *, cluster: str, now: Callable[[], dt.datetime]) -> None:
         self._file = TokenFile(path)
@@ -160,7 +160,7 @@ class AcceptedTokens:
         self.reload()
 
     def reload(self) -> None:
-        """Read the file if it changed; `ConfigError` if it cannot be used."""
+        """Read the file if it changed; raise `ConfigError` if it cannot be used."""
         try:
             info = self._file.path.stat()
         except OSError as error:
@@ -173,18 +173,19 @@ class AcceptedTokens:
             self._stamp = stamp
 
     def identify(self, token: str) -> Identity:
-        """Return the identity of a token's holder; `Unauthenticated` if the token is not accepted or has expired."""
+        """Return the identity of a token's holder; raise `Unauthenticated` if the token is unknown or has expired."""
         try:
             self.reload()
         except ConfigError as error:
-            # If the file cannot be read, no token is accepted: a token that was read before may have been revoked.
+            # If the file cannot be read, no token is accepted: a token known from an earlier reading may have been
+            # revoked.
             raise Unauthenticated(
                 "this coordinator cannot read its file of tokens", hint=error.message
             ) from error
         return self.holder(token)
 
     def holder(self, token: str) -> Identity:
-        """Return the identity as `identify` does, from the file as it was last read."""
+        """Return the identity as `identify` does, but without reading the file again."""
         digest = _digest(token)
         found = None
         for entry in self._entries:  # compare with every entry, so that the time does not depend on the match
@@ -204,7 +205,7 @@ class AcceptedTokens:
 
 
 def own_token(credentials: Credentials) -> str:
-    """Return the token to send, "" if none is configured."""
+    """Return the token that this process sends; "" if none is configured."""
     path = credentials.token_file
     if path is None:
         return ""

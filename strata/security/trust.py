@@ -1,9 +1,9 @@
-"""Re-verification of a peer's certificate after its handshake: whether a handshake would accept it now.
+"""Re-verification of a peer's certificate after the handshake: whether a handshake would accept it now.
 
 The transport verifies once, at the handshake, that the peer has the key and that one of our authorities signed the
 certificate. Later the certificate may expire, or the file of authorities may be replaced. This module checks both
-with the current file and clock. It must not be used for a peer that has not completed a handshake: it does not prove
-that the peer has the key.
+against the current file and clock. It must not be used for a peer that has not completed a handshake, because it does
+not prove that the peer has the key.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from strata.security.tls import Stamp, check_authorities, stamp
 log = get_logger()
 
 MAX_KNOWN: Final = 10_000
-"""The number of certificates whose result is cached."""
+"""The number of certificate chains whose result is cached."""
 MAX_DEPTH: Final = 8
 """The greatest number of certificates between a certificate and its authority."""
 
 
 class Authorities:
-    """The authorities in a file, which is read again after it was replaced.
+    """The authorities in a file; a replaced file is read again.
 
-    `ConfigError` if the file cannot be used at first. If a later version cannot be used, the old authorities stay,
-    as in the transport, and the log reports it once.
+    Raise `ConfigError` if the first version of the file cannot be used. If a later version cannot be used, the old
+    authorities stay in use, as in the transport, and the failure is logged once.
     """
 
     def __init__(self, path: Path, *, now: Callable[[], dt.datetime]) -> None:
@@ -43,7 +43,7 @@ class Authorities:
         self._complaint: tuple[Stamp, str] | None = None
         self._trusted = self._read()
         self._until: dict[bytes, dt.datetime] = {}
-        """By chain: the end of its validity under the current authorities."""
+        """Chain -> the end of its validity under the current authorities."""
 
     def check(self, chain: bytes) -> None:
         """Raise `Unauthenticated` unless the first certificate in `chain`, in PEM form, is valid now."""
@@ -72,15 +72,15 @@ class Authorities:
                 self._complaint = complaint
                 log.warning("authorities_not_taken", error=error.message, hint=error.hint)
             return
-        if stamp(self._path) == now:  # else the file was replaced while it was read
+        if stamp(self._path) == now:  # otherwise the file was replaced during the reading
             self._stamp, self._trusted, self._complaint = now, found, None
             self._until.clear()
 
     def _read(self) -> list[x509.Certificate]:
         """Return the authorities in the file.
 
-        `x509` accepts the certificates before a truncated one, but the transport's library accepts none of them. So
-        `check_authorities` reads the file first.
+        If a certificate is truncated, `x509` accepts the certificates before it, but the transport's library rejects
+        the whole file. So `check_authorities` reads the file first.
         """
         check_authorities(self._path)
         try:
@@ -106,7 +106,7 @@ def _vouched(
     trusted: Iterable[x509.Certificate],
     depth: int,
 ) -> dt.datetime | None:
-    """Return the end of validity of the best chain from `one` to a trusted certificate; None if there is none."""
+    """Return the latest end of validity of a chain from `one` to a trusted certificate; None if there is no chain."""
     ends = [each.not_valid_after_utc for each in trusted if each == one or _issued(one, each)]
     if depth and not ends:
         for each in between:

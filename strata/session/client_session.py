@@ -1,12 +1,12 @@
-"""The client side of a session, kept alive over any number of connections and replicas.
+"""The client side of a session, which continues over any number of connections and replicas.
 
-A session is a promise about the other side's *knowledge*, not about a connection. Everything that is open
-(arrivals, calls, rank exits, the newest progress) is kept here and sent again to every replica that takes the
-session over. So a caller never notices that a replica died.
+A session is a promise about the other side's *knowledge*, not about a connection. The client side keeps
+everything that is open (arrivals, calls, rank exits, the newest progress), and sends it again to every replica
+that takes the session over. So a caller never notices that a replica died.
 
-Only four things end a session: `leave`, the other side's `Ended`, a restored control plane, and a refusal that
-every replica would repeat. A different etcd cluster behind the endpoints ends no session: that etcd may have
-lost its data, and an operator may bring the data back.
+Only four events end a session: `leave`, the other side's `Ended`, a restore of the control plane, and a refusal
+that every replica would repeat. A different etcd cluster behind the endpoints ends no session: etcd may have
+lost its data, and an operator may restore the data.
 
 All of it runs in one event loop, on a `Link`. Only `strata.transport.channel` knows grpc. `MemberSession` and
 `RankSession` differ in the Hello they send.
@@ -61,7 +61,7 @@ _REQUEST_FIELD: Final[dict[type[Message], str]] = {
 
 
 class _Leaving(Exception):
-    """Not an error: the other side confirmed that this session left."""
+    """Raised when the other side has confirmed that this session left; this is not an error."""
 
 
 class Session:
@@ -102,9 +102,10 @@ class Session:
         self._silence_s = 0.0
         self._failover = Failover(route, dial, self._hello, unready_s=self._pace.unready_s)
         self.error: StrataError | None = None
-        """The error that ended the session for good; None while it goes on or after an orderly leave."""
+        """The error that ended the session permanently; None while the session goes on, or after an orderly
+        leave."""
         self.last_error: StrataError | None = None
-        """The error of the last failed connection, try or call attempt; None when nothing has failed since."""
+        """The error of the last failed connection, try or call attempt; None after a success."""
         self.token = Token()
         self.incarnation = 0
         self.welcome: Welcome | None = None
@@ -128,9 +129,9 @@ class Session:
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         """Arrive at a round and return the future of its outcome.
 
-        The future ends with the outcome, whatever its result; with the error that refused this arrival; with
-        `StaleGeneration` once a newer world is known; or with the error that ended the session. Cancelling the
-        future does not withdraw the arrival. Arriving again returns the same future.
+        The future ends in one of four ways: with the outcome, whatever its result; with the error that refused
+        this arrival; with `StaleGeneration` once a newer world is known; or with the error that ended the
+        session. Cancelling the future does not withdraw the arrival. Arriving again returns the same future.
         """
         self._check_open()
         if self.world is not None and arrival.generation < self.world.world.generation:
@@ -146,8 +147,8 @@ class Session:
     async def call(self, request: Message, *, timeout_s: float | None = 30.0) -> Any:
         """Return the response to `request`, one of the messages that `Call` takes.
 
-        The request is sent again after a reconnect, so it must be idempotent, as all of them are. Raise
-        `Unavailable` after `timeout_s`; the request may have taken effect.
+        The request is sent again after a reconnect, so it must be idempotent; all messages that `Call` takes
+        are. Raise `Unavailable` after `timeout_s`; the request may have taken effect.
         """
         field = _REQUEST_FIELD.get(type(request))
         if field is None:
@@ -169,7 +170,7 @@ class Session:
         await self._request(id_, up, f"the exit of rank {rank}", None)
 
     def progress(self, generation: int, ranks: Iterable[RankProgress]) -> None:
-        """Report the progress of ranks; the newest report of each is sent soon, and again after a reconnect."""
+        """Report the progress of ranks; the newest report of each rank is sent soon, and again after a reconnect."""
         if generation != self._progress_generation:
             self._progress.clear()
             self._progress_generation = generation
@@ -180,7 +181,7 @@ class Session:
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     def evidence(self, generation: int, evidence: RankEvidence) -> None:
-        """Send the evidence of a rank that is being inspected; a lost one is requested again."""
+        """Send the evidence of a rank that is being inspected; the other side requests lost evidence again."""
         if self._link is not None and self.connected:
             self._link.send(Up(progress=Progress(generation=generation, evidence=[evidence])))
 
@@ -191,13 +192,14 @@ class Session:
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     async def leave(self, reason: str = "", *, limit_s: float = LEAVE_S) -> None:
-        """Send the newest progress and leave for good; return once that is confirmed, or after `limit_s`.
+        """Send the newest progress and leave permanently; return once the other side has confirmed the leave,
+        or after `limit_s`.
 
         `run` then returns. Calls and arrivals that are still open end with `Unavailable`.
         """
         if self._ended.is_set():
             return
-        self._flush_progress()  # so that the progress of ranks is known when their end is examined
+        self._flush_progress()  # so that the other side knows the ranks' progress when it examines their exits
         self._leaving = Leave(reason=reason)
         if self._link is not None and self.connected:
             self._link.send(Up(leave=self._leaving))
@@ -259,7 +261,7 @@ class Session:
         self.last_error = reason
         if self._ready_elsewhere:
             self._route.prefer(self._ready_elsewhere)
-            self._ready_elsewhere = ()  # for one try at each: the old replica may recover first
+            self._ready_elsewhere = ()  # each of these endpoints is tried once: the old replica may recover first
         self._observer.on_disconnected(reason)
 
     async def _dial_within_limit(self, endpoint: Endpoint, stack: AsyncExitStack) -> Link[Down, Up]:
@@ -361,8 +363,8 @@ class Session:
             self._calls.answer(reply.id, getattr(reply, field))
 
     def _take_token(self, token: Token) -> None:
-        """Keep the newest revision seen. A token of another cluster ends the connection; of the restored one,
-        the session.
+        """Keep the newest revision seen. A token of another cluster ends the connection; a token of a cluster
+        restored from the known one ends the session.
         """
         if not token.uid:
             return
@@ -375,8 +377,8 @@ class Session:
     async def _tick(self, link: Link[Down, Up]) -> None:
         """Send a tick every second, and start a failover when the replica is silent.
 
-        Silence is counted in short steps, each at most twice its length. So when this process did not run (a
-        held GIL, a stopped process), its own stall is not attributed to the replica.
+        Silence is counted in short steps, each at most twice its length. So if this process did not run for a
+        while (a held GIL, a stopped process), its own stall does not count as the replica's silence.
         """
         step_s = self._pace.tick_s / 4
         before = self._now()
@@ -462,7 +464,7 @@ class Session:
     # -- the end
 
     def _finish(self, error: StrataError | None) -> None:
-        """End the session for good, and fail everything still open. Only the first call counts.
+        """End the session permanently, and fail everything still open. Only the first call counts.
 
         A member that announced its departure counts as departed, however its session ends. For example, a
         replica records the leave and dies before it confirms; the next replica then refuses the session.

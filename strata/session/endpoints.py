@@ -61,7 +61,7 @@ class Endpoint:
 def parse_endpoints(
     endpoints: str | Iterable[str], credentials: Credentials | None = None
 ) -> tuple[Endpoint, ...]:
-    """Return the endpoints in the order given, each once; the `ConfigError` names the wrong one.
+    """Return the endpoints in the order given, each once; the `ConfigError` names the invalid endpoint.
 
     With `credentials`, also refuse plaintext over a network that is not declared safe, before any connection is
     tried.
@@ -152,12 +152,12 @@ BASE_S: Final = 0.1
 CAP_S: Final = 2.0
 ROUND_S: Final = 3.0
 """The longest sum of the pauses in one round over all endpoints. After an outage of all replicas the leader
-gives members five seconds, counted from its own start. It may be the only replica that is up (PROTOCOLS 5.4).
-"""
+gives members five seconds, counted from the leader's own start. The leader may be the only replica that is up
+(PROTOCOLS 5.4)."""
 
 
 class Route:
-    """Choose the endpoint to try next, the pause before it, and how long it has to connect.
+    """Choose the endpoint to try next, the pause before the try, and the time to connect.
 
     Start at a random endpoint, so that members spread. After a connection that worked, the next try comes
     within 50 ms and at another endpoint. Later tries wait longer, jittered, but each endpoint is tried again
@@ -186,7 +186,7 @@ class Route:
         return len(self._endpoints)
 
     def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:
-        """Return the endpoint to try and the seconds to wait before; the last try already used `took_s` of them."""
+        """Return the next endpoint and the seconds to wait before the try, less `took_s` that the last try used."""
         if self.current is None or self._tries == 0:
             delay_s = 0.0 if self.current is None else self.rng.uniform(0.0, 0.05)
         else:
@@ -201,9 +201,9 @@ class Route:
         """Return the seconds that this try's endpoint has to connect: `CONNECT_S` until a connection has worked.
 
         After a connection that worked, the leader counts the time until this process is back. So in the first
-        round no endpoint holds up the others: one that does not answer at once (a frozen host, say) gets
-        `HASTE_S`. In later rounds one try in `count + 1` gets `CONNECT_S`, at another endpoint each time. The
-        other tries get as long as the pause would be.
+        round each endpoint gets only `HASTE_S`: an endpoint that does not answer (a frozen host, say) must not
+        delay the tries of the others. In later rounds one try in `count + 1` gets `CONNECT_S`, at another
+        endpoint each time. The other tries get as long as the maximum pause.
         """
         if not self._served or self._tries % (self.count + 1) == 0:
             return CONNECT_S
@@ -226,8 +226,8 @@ class Route:
     def go_to(self, addresses: Iterable[str]) -> None:
         """Try these addresses first, as requested by a replica that steps down.
 
-        Configured endpoints among them come first. The others are used only if no other endpoint is configured:
-        the address that a replica knows itself by may not be reachable from here.
+        Configured endpoints among these addresses come first. Addresses that are not configured are used only
+        if no other endpoint is configured: an address that a replica reports may not be reachable from here.
         """
         given = [e for e in self._parsed(addresses) if e != self.current]
         self._first = [] if self.others() else given
@@ -254,8 +254,8 @@ class Route:
         return chosen
 
     def _parsed(self, addresses: Iterable[str]) -> list[Endpoint]:
-        """Return the readable ones of the addresses that replicas report of each other, with TLS if any
-        endpoint has it.
+        """Return the valid endpoints among addresses that replicas report of each other, with TLS if any
+        configured endpoint has it.
         """
         found = []
         for address in addresses:

@@ -1,12 +1,12 @@
 """Client failover: look for another replica while the serving one is unready or silent (PROTOCOLS 5.5).
 
-A replica that lost etcd and its peers knows no replica to send its members to. A replica that froze cannot send
-them anywhere. The leader soon takes the members of both for orphans, although these members may still reach
-other replicas. So each member looks for another replica, and keeps its stream until one has welcomed it. If no
-replica is ready, no stream is lost.
+A replica that lost etcd and its peers knows no replica to which it could send its members. A frozen replica
+cannot send its members anywhere. The leader soon counts the members of such a replica as orphans, although they
+may still reach other replicas. So each member looks for another replica, and keeps its stream until another
+replica has welcomed it. If no replica is ready, no stream is lost.
 
-A replica that is not ready refuses a `Hello.if_ready` at once. So a look is cheap, leaves nothing running, and
-never takes a session from the replica that serves it.
+A replica that is not ready refuses a `Hello.if_ready` at once. So a search is cheap, leaves nothing running,
+and never takes a session from the replica that serves it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ WELCOME_S: Final = 3.0
 """Seconds that a replica which did not refuse at once has to register the member."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 4.0
-"""Longest pause between two rounds over all endpoints; drawn from its upper half. When every replica lost etcd,
-every member looks. A thousand members then make about 700 short connections a second, at replicas that have
-little else to do. A longer pause could miss the five seconds that the leader gives to members of a lost replica
-once the other replicas have etcd again.
-"""
+"""Longest pause between two rounds over all endpoints; each pause is drawn from the upper half of this range.
+When every replica lost etcd, every member searches. A thousand members then make about 700 short connections a
+second, at replicas that have little else to do. A longer pause could miss the five seconds that the leader
+gives to members of a lost replica once the other replicas have etcd again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A replica that has welcomed the session. Its link stands until `stack` is closed."""
+    """A replica that has welcomed the session. Its link stays open until `stack` is closed."""
 
     endpoint: Endpoint
     link: Link[Down, Up]
@@ -73,11 +72,11 @@ class Failover:
             self._since, self._problem = asyncio.get_running_loop().time() - for_s, problem
 
     def look(self, link: Link[Down, Up]) -> None:
-        """Begin to search if it is time; close `link` once another replica has welcomed the session.
+        """Begin to search if a search is due; close `link` once another replica has welcomed the session.
 
         Closing a link takes up to a second while its replica is silent. A second search in that time would take
-        the session from the replica that welcomed it. So no search starts while a found replica is not yet
-        taken.
+        the session from the replica that welcomed it. So no search starts until `take` has returned the replica
+        that was found.
         """
         if (
             self._looking is not None
@@ -93,8 +92,8 @@ class Failover:
         """Record that the connection is over; if no replica is found yet, the session's route takes over the search.
 
         The route first tries the endpoint that has our Hello. That replica may already own the session's key,
-        which would be why the old replica closed the stream. If the session then arrived late at another
-        replica, that replica would delete the key.
+        and the old replica may have closed the stream for this reason. If the session went to a third replica
+        instead, the owner would delete the key.
         """
         if self._looking is not None:
             if self._greeted is not None:
@@ -121,8 +120,8 @@ class Failover:
     async def _search(self, link: Link[Down, Up]) -> None:
         """Try the other endpoints, round after round, until one welcomes the session or `link` is ready again.
 
-        An endpoint that received our Hello may own the session's key by now, and would delete it if the session
-        never came. So its answer is always awaited, and it counts.
+        An endpoint that received our Hello may own the session's key by now, and would delete the key if the
+        session never came. So the search always awaits that endpoint's answer, and accepts a welcome.
         """
         rng, pause_s = self._route.rng, FIRST_PAUSE_S
         while self._since is not None:

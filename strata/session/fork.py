@@ -2,8 +2,8 @@
 
 The child closes the socket to the agent (`strata.session.framed`) and has none of the threads that carry the
 session. Unary calls (`CoordinatorClient`, `DatasetRegistry`, `ShardManager`) use gRPC in the process itself.
-With grpc.aio in a thread, gRPC's own fork handlers crash a forked child such as a DataLoader worker. So they
-must be off (`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py` before grpc is imported).
+With grpc.aio in a thread, gRPC's own fork handlers crash a forked child such as a DataLoader worker. So the
+fork handlers must be off (`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py` before grpc is imported).
 """
 
 from __future__ import annotations

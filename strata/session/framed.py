@@ -1,15 +1,17 @@
 """Length-prefixed protobuf over a Unix socket as a link (`strata.session.link.Link`), with the standard library only.
 
-A frame is four bytes, big-endian, with the length of the message, and the serialized message. The highest bit of
-the length marks the last frame of a side: it holds the `Error` that the stream ends with, or nothing.
+A frame is the length of the message in four bytes, big-endian, followed by the serialized message. The highest
+bit of the length marks the last frame of a side. The last frame contains the `Error` with which the stream
+ends, or nothing.
 
 1. The accepting side first sends 16 random bytes, and the dialling side returns them. So the accepting side
-   knows that the process it looked up still holds the socket.
+   knows that the process whose credentials it looked up still has the socket open.
 2. Neither side waits for the other. Messages that the socket does not take stay in an outbox, where a message may
    replace an older one of its kind (`newest`). A full outbox ends the link.
-3. A side that ends sends its last frame, reads on until the other side has closed, and closes after `FLUSH_S`
-   at the latest. Closing a socket with unread data would make the other side lose the last frame.
-4. A forked child holds no socket of its parent's, and sends nothing on it: the end of the parent ends its links.
+3. A side that ends the link sends its last frame, reads on until the other side has closed, and closes after
+   `FLUSH_S` at the latest. Closing a socket with unread data would make the other side lose the last frame.
+4. A forked child closes its copies of its parent's sockets, and sends nothing on them: so the parent's exit
+   ends the parent's links.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ Out = TypeVar("Out", bound=Message)
 
 OUTBOX_LIMIT: Final = 4096
 OUTBOX_BYTES: Final = 64 << 20
-"""Messages, and bytes, that may wait for the other side: 128 rounds of a barrier with the largest payloads."""
+"""The most messages, and the most bytes, that may wait for the other side: 128 rounds of a barrier with the
+largest payloads."""
 INBOX_BYTES: Final = 1 << 20
 """Bytes that may wait for this side's reader; with more, nothing is read from the socket."""
 BUFFER_BYTES: Final = 64 << 10
@@ -169,7 +172,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         return frame
 
     def put(self, frame: bytes, kind: Hashable = None) -> None:
-        """Queue a frame; never wait. It replaces an unsent one of its kind, if it has one."""
+        """Queue a frame; never wait. A frame with a kind replaces an unsent frame of the same kind."""
         if self._closed or self._over:
             return
         if kind is not None and (older := self._outbox.pop(kind, None)) is not None:
@@ -192,7 +195,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write all unsent frames to the socket at once, unless it has not yet taken the frames before them."""
+        """Write all unsent frames with one call; do nothing while the socket has not yet taken earlier frames."""
         self._flushing = False
         if self._full or self._over or not self._outbox:
             return
@@ -295,7 +298,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
 
 
 async def challenged(link: FramedLink[Up, Down]) -> bool:
-    """Return whether the process that dialled still holds its socket; takes one round trip."""
+    """Return whether the process that dialled still has its socket open; takes one round trip."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     link.put(nonce)
     return await link.take() == nonce
@@ -373,7 +376,7 @@ def _after_in_child() -> None:
             with suppress(OSError):  # if the socket was closed by its number
                 os.close(
                     sock.detach()
-                )  # not sock.close(): that waits for a loop that holds it, as uvloop does
+                )  # not sock.close(): it waits while an event loop (uvloop) still uses the socket
     finally:
         _opening.release()
 

@@ -15,9 +15,9 @@ In_co = TypeVar("In_co", covariant=True)
 Out_contra = TypeVar("Out_contra", contravariant=True)
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A larger message ends the stream it is sent on, and everything else on that stream. Code that forwards
-content made by others checks the size first: after a reconnect the same message would end the stream again.
-"""
+"""A larger message ends the stream on which it is sent, together with everything else on that stream. Code that
+forwards other programs' content must check the size first: after a reconnect the same message would end the
+stream again."""
 
 
 class Link(Protocol[In_co, Out_contra]):
@@ -36,7 +36,7 @@ class Link(Protocol[In_co, Out_contra]):
         """Queue one message; never wait.
 
         If the other side reads so slowly that the bounded queue is full, the link ends with `Unavailable`;
-        after its reconnect the other side receives the whole state anew. After the end, sending does nothing;
+        after its reconnect the other side receives the whole state again. After the end, sending does nothing;
         `recv` reports the end.
         """
         ...

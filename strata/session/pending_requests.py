@@ -1,8 +1,8 @@
 """The open requests of a session: arrivals without an outcome, calls and exits without a reply.
 
 All of them are sent again after every reconnect, because the replica that received them may be lost: arrivals
-with their age, calls and rank exits with the same ids and contents. Each is idempotent: an arrival is a fact, a
-call carries its attempt or digest, an exit its rank.
+with their age, calls and rank exits with the same ids and contents. Each is idempotent: an arrival states a
+fact, a call contains its attempt or digest, and an exit names its rank.
 
 Times are `loop.time()`, given by the caller.
 """
@@ -68,10 +68,11 @@ class OpenArrivals:
         return asyncio.get_running_loop()
 
     def add(self, arrival: Arrival, now_s: float, size: int) -> asyncio.Future[BarrierOutcome]:
-        """Keep the arrival until its round ends, and return the future of that end.
+        """Keep the arrival until its round ends, and return the future of the outcome.
 
         Arriving again changes nothing and returns the same future. `size` is that of the world, or 0 if
-        unknown. Raise `InvalidArgument` if the arrival contradicts itself or an earlier arrival.
+        unknown. Raise `InvalidArgument` if the arrival is inconsistent in itself or contradicts an earlier
+        arrival.
         """
         _check(arrival, size)
         key = RoundKey(arrival.name, arrival.generation, arrival.round)
@@ -151,9 +152,9 @@ class OpenArrivals:
 
 
 CALLS_AT_ONCE: Final = 128
-"""Requests that may await their reply on one connection: half of the other side's limit, because the other side
-may still work on requests that were given up here. An agent speaks for up to a thousand ranks.
-"""
+"""The most requests that may await their reply on one connection: half of the other side's limit, because the
+other side may still work on requests that this side has dropped. An agent sends requests for up to a thousand
+ranks."""
 
 
 @dataclass(slots=True)
@@ -182,7 +183,7 @@ class OpenCalls:
     def unsent(self) -> Iterator[Message]:
         """Yield the requests that may be sent on this connection now, and count them as sent.
 
-        The others follow once a reply has come or a request is dropped.
+        Further requests may be sent once a reply has come or a request is dropped.
         """
         waiting = [call for call in self._calls.values() if not call.reply.done()]
         free = CALLS_AT_ONCE - sum(call.sent for call in waiting)
@@ -218,13 +219,13 @@ class OpenCalls:
 def _fail(future: asyncio.Future[BarrierOutcome] | asyncio.Future[Message], error: StrataError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # mark it retrieved: there may be no waiter any more, and that is no loss
+        future.exception()  # mark the error as retrieved: perhaps nobody waits for it any more
 
 
 def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s: float) -> Arrival:
     """Return one arrival for all of `ranks`, and count them as sent.
 
-    Its age is that of the oldest of them; its timeout is the earliest deadline.
+    The message's age is that of the oldest arrival; its timeout follows the earliest deadline.
     """
     arrived = [open_round.ranks[rank] for rank in ranks]
     for one in arrived:
@@ -246,7 +247,7 @@ def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s:
 
 
 def _check(arrival: Arrival, size: int) -> None:
-    """Refuse an arrival that no stream carries or that contradicts itself; after the round no replica would notice."""
+    """Refuse an arrival that is too large for a stream or inconsistent: after the round no replica would notice."""
     checked_id("barrier", arrival.name)
     count = len(arrival.ranks)
     if not count or len(arrival.payloads) not in {0, count} or len(arrival.phases) not in {0, count}:

@@ -1,17 +1,18 @@
 """The serving side of one session, shared by replicas (for members) and agents (for ranks).
 
-Replica and agent differ in their `Handler`. Rules for both, in the order of a session's life:
+Replica and agent differ in their `Handler`. The rules for both, in the order of a session's life:
 
 1. The first message is a Hello, within a time limit. `accept` answers it with a Welcome, or refuses. If the
-   other side disconnects before that, the Hello is dropped: another replica may have welcomed it by now, and
-   its session must not be taken from there.
+   other side disconnects before the answer, the Hello is dropped: another replica may have welcomed the other
+   side by now, and its session must not be taken from that replica.
 2. Messages are dispatched in the order they came. Handlers that must not wait are plain methods. Calls and
-   exits run beside the stream, so that a slow one holds up no arrival. Each gets exactly one Reply; replies
+   exits run in tasks of their own, so that a slow call delays no arrival. Each gets exactly one Reply; replies
    may overtake each other.
-3. A Tick goes out every second. It shows that this event loop runs, and nothing about the transport.
+3. A Tick is sent every second. It shows that this event loop runs; it shows nothing about the transport.
 4. The session ends once. `Handler.ended` reports at once how it ended; calls under way still finish.
 
-A Leave waits for the calls before it: the exit of a rank is on record before its member has left.
+A Leave waits until the calls before it have finished: the exit of a rank is recorded before its member has
+left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class End(Enum):
     """How a session ended."""
 
     LEFT = "left"
-    """The other side left for good, and that is on record."""
+    """The other side left permanently, and the leave is recorded."""
     BROKEN = "broken"
     """The transport ended without a Leave: a crash, a freeze, or a mere reconnect."""
     CLOSED = "closed"
@@ -46,16 +47,16 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on what one session may use."""
+    """Limits on the resources of one session."""
 
     hello_s: float = 10.0
     tick_s: float = 1.0
     calls: int = 256
     """Calls and exits under way at once."""
     early: int = 64
-    """Messages read while a Hello is being answered; a client of ours sends only ticks in that time."""
+    """Messages read while a Hello is being answered; a Strata client sends only ticks in that time."""
     early_bytes: int = 64 << 10
-    """Bytes read in that time. The rest waits in the transport, and so does the end of the stream."""
+    """Bytes read while a Hello is being answered. Further bytes, and the end of the stream, wait in the transport."""
 
 
 class Session:
@@ -74,7 +75,7 @@ class Session:
         self._link.send(message)
 
     def end(self, error: StrataError) -> None:
-        """End the session for good; the caller on the other side gets `error`."""
+        """End the session permanently; the caller on the other side gets `error`."""
         self._link.send(session_pb2.Down(ended=session_pb2.Ended(error=pack(error))))
         self.close()
 
@@ -110,15 +111,15 @@ class Handler(Protocol):
         ...
 
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
-        """Record the end of a rank's process; the id of the reply is filled in."""
+        """Record the end of a rank's process, and return the reply; `serve` sets the reply's id."""
         ...
 
     async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
-        """Answer a request; the id of the reply is filled in."""
+        """Answer a request; `serve` sets the reply's id."""
         ...
 
     async def leave(self, leave: session_pb2.Leave) -> None:
-        """Record that the other side leaves for good."""
+        """Record that the other side leaves permanently."""
         ...
 
     def tick(self, sequence: int) -> session_pb2.Tick:
@@ -178,8 +179,8 @@ class _Reader:
         return await self._link.recv()
 
     async def wait_disconnected(self, limits: Limits) -> None:
-        """Return once the other side has disconnected; never return if the limits are reached before. Keep
-        every message.
+        """Return once the other side has disconnected; never return if the limits are reached first. Keep every
+        message.
         """
         left_bytes = limits.early_bytes
         while len(self._early) < limits.early and left_bytes > 0:

@@ -1,4 +1,4 @@
-"""The interface between a session and its owner: dialling, observer, pace, and which errors are final."""
+"""The interface between a session and its owner: dialling, observer, the session's times, final errors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def aged(report: RankProgress, age_s: float) -> RankProgress:
 
 
 EXIT_REPORT_S: Final = 60.0
-"""Seconds that a process which ended in order tries to report its end to a coordinator. Without that report it
-is taken for dead, and a finished training looks like one that lost its members.
-"""
+"""For how many seconds a process that ends normally tries to report this to a coordinator. Without the report
+the process counts as dead, and a finished training looks like a training that lost its members."""
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
 """Opens a stream to an endpoint; raises `Unavailable` if the connection cannot be made."""
@@ -61,7 +60,7 @@ class SessionObserver(Protocol):
         """Take the newest world, place in it and job phase; the update may repeat known facts."""
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
-        """A round ended, awaited here or not; called before the awaiting futures go on."""
+        """A round ended, awaited here or not. Called before the futures that await the round are set."""
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         """An open checkpoint of this generation changed or ended; the message may repeat known facts."""
@@ -101,10 +100,10 @@ def another_cluster(known: str, served: str, endpoint: str) -> StrataError:
 def is_final(error: StrataError, *, welcomed: bool) -> bool:
     """Return whether a stream that ended with `error` ends the session: every replica would refuse it.
 
-    Losing coordinators ends no session. So after a full etcd or a bug in one replica, the session tries the
-    other replicas. Once a coordinator has welcomed the session, it does the same after three more: a stranger
-    on one of the ports, a replica with an older list of tokens, and a replica whose etcd holds another cluster.
-    A restored control plane has no place for this session.
+    The loss of a coordinator ends no session. So if etcd is full or one replica has a bug, the session tries
+    the other replicas. Once a coordinator has welcomed the session, the session also tries the others in three
+    more cases: another program answers on one of the ports, a replica has an older list of tokens, or a
+    replica's etcd holds another cluster. A restored control plane always ends the session.
     """
     if error.retryable or type(error) is StrataError:
         return False

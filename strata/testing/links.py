@@ -3,14 +3,15 @@
     board = Switchboard()
     board.listen("b", serve, tasks.create_task)      # serve(link) runs for each dial
     async with board.dial("a", "b") as link: ...
-    board.cut("a", "b")                              # every link between them breaks, none is made
-    board.reject("a", "b")                           # likewise, by resets and refusals
-    board.block("a", "b")                            # what a sends to b goes nowhere, in silence
+    board.cut("a", "b")                              # the links between a and b break, and new links fail
+    board.reject("a", "b")                           # the same, but peers get resets and refusals
+    board.block("a", "b")                            # messages from a to b do not arrive, and no error is raised
 
-These links keep the guarantees of the real ones. Messages stay in order. The end that dialled gets `Unavailable` at a
-break, the other end None. Messages sent before a clean end arrive; messages in transit at a break may not. Messages are
-copied, as by serialisation. If the other side does not answer (blocked, or frozen as a `Process`), an end breaks within
-`keepalive_s`, as it would by HTTP/2 pings. Within one host it does not, since a Unix socket has no pings.
+A link has two ends: the *dialling* end and the *accepting* end. The links keep the guarantees of the real ones.
+Messages stay in order. At a break the dialling end gets `Unavailable`, the accepting end None. Messages sent before a
+clean close arrive; messages in transit at a break may be lost. Messages are copied, as by serialisation. If the other
+side does not answer (blocked, or frozen as a `Process`), an end breaks within `keepalive_s`, as HTTP/2 pings would
+break it. Within one host it does not break, since a Unix socket has no pings.
 
 An address is `host` or `host/port name`; blocks and delays apply to hosts.
 """
@@ -37,11 +38,11 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 CONNECT_S = 2.0
 """How long a dial waits for a listener that does not answer, as `strata.transport.channel` does."""
 FLUSH_S = 1.0
-"""How long the end that dialled, once closed, waits for a silent other side, as `strata.wire.streams` does."""
+"""How long a closed dialling end waits for a silent other side, as `strata.wire.streams` does."""
 
 
 class MemoryLink:
-    """One end of a link; made by `pair`. `stalled`: this end reads nothing, as if frozen."""
+    """One end of a link; `pair` makes both. `stalled`: this end reads nothing, as if frozen."""
 
     def __init__(self, *, dialled: bool, delay_s: Callable[[], float], outbox_limit: int) -> None:
         self.other: MemoryLink = self
@@ -104,7 +105,7 @@ class MemoryLink:
     # -- faults
 
     def break_off(self, error: StrataError | None = None) -> None:
-        """Break the transport: both ends learn of it now, and messages in transit are lost.
+        """Break the transport: both ends learn of the break now, and messages in transit are lost.
 
         The default `error` is `TransportBroken`, for a reset.
         """
@@ -112,18 +113,18 @@ class MemoryLink:
             end._end(error or TransportBroken("the connection was reset"))
 
     def give_up(self) -> None:
-        """Break the transport at this end; the other end learns of it if it can be reached."""
+        """Break the transport at this end; the other end learns of the break only if it can be reached."""
         self._end(Unavailable("the other side does not answer pings"))
         self._way.clear()
         self._later(self.other._end, TransportBroken("the connection was reset"))
 
     def stall(self, stalled: bool = True) -> None:
-        """Stop reading, or resume."""
+        """Stop reading, or resume reading."""
         self._stalled = stalled
         self._rouse()
 
     def block(self, blocked: bool) -> None:
-        """Hold back this end's messages, or deliver them again: those held back arrive then."""
+        """Hold back this end's messages, or deliver them again, including those that were held back."""
         was, self._blocked = self._blocked, blocked
         if was and not blocked and self._way:
             self._arm()
@@ -136,7 +137,7 @@ class MemoryLink:
     # -- inside
 
     def _later(self, act: Callable[[Any], None], argument: Any) -> None:
-        """Call `act` on the other end after the delay, in order of sending."""
+        """Call `act` on the other end after the delay; calls keep the order of sending."""
         due = asyncio.get_running_loop().time() + self._delay_s()
         if self._way:
             due = max(due, self._way[-1][0])
@@ -180,7 +181,7 @@ class MemoryLink:
 def pair(
     *, delay_s: float | Callable[[], float] = 0.0, outbox_limit: int = 4096
 ) -> tuple[MemoryLink, MemoryLink]:
-    """Return the two ends of a new link: the one that dialled, and the one that accepted."""
+    """Return the two ends of a new link: the dialling end and the accepting end."""
     delay = delay_s if callable(delay_s) else lambda: delay_s
     dialled = MemoryLink(dialled=True, delay_s=delay, outbox_limit=outbox_limit)
     accepted = MemoryLink(dialled=False, delay_s=delay, outbox_limit=outbox_limit)
@@ -198,14 +199,14 @@ class _Listener:
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """One existing link: `link` is the end that dialled, `link.other` the accepting end."""
+    """One existing link: `link` is the dialling end, `link.other` the accepting end."""
 
     caller: str
     callee: str
     link: MemoryLink
 
     def ends(self) -> tuple[tuple[str, MemoryLink, str], ...]:
-        """Return, for each end, its host, the end, and the other end's host."""
+        """Return a tuple for each end: its host, the end itself, and the other end's host."""
         here, there = host_of(self.caller), host_of(self.callee)
         return (here, self.link, there), (there, self.link.other, here)
 
@@ -218,7 +219,7 @@ def host_of(address: str) -> str:
 class Switchboard:
     """The simulated network: listeners, links, and faults between hosts.
 
-    `lag_s(sender, receiver)` is the delay in addition to `delay_s` of a message between two hosts.
+    A message between two hosts is delayed by `delay_s`, plus `lag_s(sender, receiver)`.
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class Switchboard:
         self._changed = asyncio.Event()
 
     def listen(self, address: str, serve: Serve, spawn: Spawn) -> None:
-        """Call `serve` for each dial to `address`, as a part of the calling program."""
+        """Call `serve` for each dial to `address`; it runs as a part of the calling program."""
         self._listeners[address] = _Listener(serve, spawn, copy_context(), self._watch(current()))
         self._change()
 
@@ -250,7 +251,7 @@ class Switchboard:
     # -- faults
 
     def cut(self, one: str, other: str) -> int:
-        """Break the links between two addresses and prevent new ones, as if no packet came through.
+        """Break the links between two addresses and prevent new links, as if all packets were lost.
 
         Returns the number of broken links.
         """
@@ -259,7 +260,7 @@ class Switchboard:
         return self._break(lambda caller, callee: {caller, callee} == {one, other}, silence)
 
     def reject(self, one: str, other: str) -> int:
-        """Reset the links between two addresses and refuse new ones, as a firewall's REJECT does.
+        """Reset the links between two addresses and refuse new links, as a firewall's REJECT does.
 
         Returns the number of broken links.
         """
@@ -274,7 +275,7 @@ class Switchboard:
     def answers(self, caller: str, callee: str) -> bool | None:
         """Return the result of a plain connect: True for a listener, False for a refusal, None for no answer.
 
-        For a frozen program the kernel accepts.
+        A frozen program counts as a listener, because the kernel accepts for it.
         """
         if frozenset({caller, callee}) in self._cut or not self.is_open(host_of(caller), host_of(callee)):
             return None
@@ -286,7 +287,7 @@ class Switchboard:
         self._change()
 
     def unblock(self, sender: str, receiver: str) -> None:
-        """Deliver the messages again; a link that has not been given up loses none."""
+        """Deliver the messages again; a link loses none, unless one of its ends has given up."""
         self._blocked.discard((sender, receiver))
         self._change()
 
@@ -304,14 +305,14 @@ class Switchboard:
         return [e.link for e in self._links if {host_of(e.caller), host_of(e.callee)} == hosts]
 
     def is_open(self, one: str, other: str) -> bool:
-        """Return whether messages between two hosts pass in both directions."""
+        """Return whether messages between two hosts arrive in both directions."""
         return (one, other) not in self._blocked and (other, one) not in self._blocked
 
     # -- connecting
 
     @asynccontextmanager
     async def dial(self, caller: str, callee: str) -> AsyncIterator[MemoryLink]:
-        """Open a link to the listener at `callee`; `Unavailable` if there is none."""
+        """Open a link to the listener at `callee`; raise `Unavailable` if there is none."""
         await asyncio.sleep(self.delay_s)
         listener = await self._reached(caller, callee)
         entry = self._connect(caller, callee, listener)
@@ -342,7 +343,7 @@ class Switchboard:
         return entry
 
     async def _reached(self, caller: str, callee: str) -> _Listener:
-        """Return the listener at `callee`, once it answers."""
+        """Return the listener at `callee` once the listener answers."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 while True:
@@ -389,7 +390,7 @@ class Switchboard:
                 end.give_up()
 
     def _sweep(self) -> None:
-        """Forget the links whose both ends know that they have ended."""
+        """Forget a link once both ends know that the link has ended."""
         for entry in [e for e in self._links if e.link.over and e.link.other.over]:
             del self._links[entry]
 

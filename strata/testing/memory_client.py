@@ -48,7 +48,7 @@ class MemoryClient:
     # -- faults ----------------------------------------------------------------------------------
 
     def partition(self) -> None:
-        """Cut the client off: requests and responses in transit are lost, watches fall silent."""
+        """Cut the client off: requests and responses in transit are lost, and watches receive nothing."""
         self.cut_off = True
 
     def heal(self) -> None:
@@ -130,7 +130,7 @@ class MemoryClient:
             self._pending.discard(answer)
 
     def _send(self, call: Call, fate: Fate, effect: Callable[[], _T], answer: asyncio.Future[_T]) -> None:
-        """Send a request; it takes effect even if the caller no longer waits."""
+        """Send a request, which takes effect even if the caller no longer waits."""
 
         def arrive() -> None:
             if self.cut_off:
@@ -192,5 +192,5 @@ def _after(delay_s: float, action: Callable[[], None]) -> None:
     if delay_s > 0:
         loop.call_later(delay_s, action, context=BETWEEN)
     else:
-        # keeps the order of calls, which timers due at the same moment do not
+        # keeps the order of calls; timers that are due at the same moment would not
         loop.call_soon(action, context=BETWEEN)

@@ -19,8 +19,8 @@ _FIRST_LEASE: Final = 0x1000
 class MemoryEtcd:
     """etcd's semantics over `State`, with leases that expire by the running loop's clock.
 
-    A TTL below `min_ttl_s` is raised to it: 2 s at etcd's default election timeout. A lease expires exactly at the
-    end of its TTL; etcd may take up to a second longer.
+    A TTL below `min_ttl_s` is raised to `min_ttl_s`, which is 2 s at etcd's default election timeout. A lease expires
+    exactly at the end of its TTL; real etcd may take up to a second longer.
     """
 
     def __init__(self, *, min_ttl_s: int = 2) -> None:
@@ -33,7 +33,7 @@ class MemoryEtcd:
         self._subscribers: list[Callable[[Revision], None]] = []
 
     def subscribe(self, subscriber: Callable[[Revision], None]) -> Callable[[], None]:
-        """Call `subscriber` with every write as it happens; return a function that ends this."""
+        """Call `subscriber` with every write, immediately; return a function that ends the subscription."""
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
@@ -45,7 +45,7 @@ class MemoryEtcd:
     # -- faults ----------------------------------------------------------------------------------
 
     def hold_leases(self) -> None:
-        """Let no lease expire, as while etcd has no leader."""
+        """Let no lease expire, as in etcd without a leader."""
         self._leases_held = True
 
     def release_leases(self) -> None:
@@ -68,22 +68,22 @@ class MemoryEtcd:
     # -- the calls, each in one instant ----------------------------------------------------------
 
     def read(self, request: Range) -> RangeResult:
-        """As `Store.read`."""
+        """Do the same as `Store.read`."""
         return self.state.read(request)
 
     def execute(self, txn: Txn) -> TxnResult:
-        """As `Store.execute`."""
+        """Do the same as `Store.execute`."""
         txn_limits.check(txn)
         result, written = self.state.apply(txn)
         self._publish(written)
         return result
 
     def compact(self, revision: int) -> None:
-        """As `Store.compact`."""
+        """Do the same as `Store.compact`."""
         self.state.compact(revision)
 
     def grant(self, ttl_s: int) -> Lease:
-        """As `Store.grant`."""
+        """Do the same as `Store.grant`."""
         if ttl_s > MAX_LEASE_TTL_S:
             raise InvalidArgument("too large lease TTL")
         lease = Lease(id=self._next_lease, ttl_s=max(ttl_s, self._min_ttl_s))
@@ -96,14 +96,14 @@ class MemoryEtcd:
         return lease
 
     def keep_alive(self, lease_id: int) -> int:
-        """As `Store.keep_alive`."""
+        """Do the same as `Store.keep_alive`."""
         if lease_id not in self._ttl_s:
             raise NotFound(f"there is no lease {lease_id:x} (any more)")
         self._renew(lease_id)
         return self._ttl_s[lease_id]
 
     def revoke(self, lease_id: int) -> None:
-        """As `Store.revoke`."""
+        """Do the same as `Store.revoke`."""
         if self._ttl_s.pop(lease_id, None) is not None:
             del self._deadline[lease_id]
             self._publish(self.state.drop_lease(lease_id))
@@ -114,7 +114,7 @@ class MemoryEtcd:
     def _expire(self, lease_id: int) -> None:
         deadline = self._deadline.get(lease_id)
         if deadline is None:
-            return  # it was revoked
+            return  # the lease was revoked
         loop = asyncio.get_running_loop()
         if self._leases_held:
             loop.call_later(1.0, self._expire, lease_id, context=BETWEEN)

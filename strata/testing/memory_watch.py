@@ -1,8 +1,8 @@
 """`MemoryWatch`: a watch on the in-memory store.
 
-The store delivers every write to a connected watch at once, as etcd does, so a later compaction loses no events. A
-watch that was cut off catches up from history in one batch when the partition heals. It ends with `Compacted` if
-history does not reach back that far.
+The store delivers every write to a connected watch immediately, as etcd does, so a later compaction loses no events.
+When a partition heals, a watch catches up from history in one batch. It ends with `Compacted` if the missing events
+are compacted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MemoryWatch:
         self._key = key
         self._end = range_end
         self._sent = start_revision - 1
-        """Every event up to this revision was delivered, or is outside of the watched range."""
+        """Every event up to this revision was delivered or is outside the watched range."""
         self._on_the_way: deque[tuple[float, WatchBatch]] = deque()
         self._error: StrataError | None = None
         self._wake = asyncio.Event()
@@ -75,7 +75,7 @@ class MemoryWatch:
         return self
 
     async def __anext__(self) -> WatchBatch:
-        """Return the next complete revisions, or a progress notice after `progress_s` without any."""
+        """Return the next complete revisions, or a progress notice after `progress_s` without revisions."""
         loop = asyncio.get_running_loop()
         notice_at = loop.time() + self._client.progress_s
         while True:
@@ -108,7 +108,7 @@ class MemoryWatch:
         return WatchBatch(revision=head)
 
     def catch_up(self) -> None:
-        """Take in the revisions of history after `_sent`: at the start, and after a partition."""
+        """Queue the revisions of history after `_sent`, at the start and after a partition."""
         state = self._client.store.state
         if self._error is None and self._sent < state.head:
             try:
@@ -118,7 +118,7 @@ class MemoryWatch:
             self._sent = state.head
 
     def push(self, written: Revision) -> None:
-        """Take in a write as it happens."""
+        """Queue a write when it happens."""
         if written.number > self._sent:
             self._take([written])
             self._sent = written.number

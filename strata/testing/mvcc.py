@@ -1,8 +1,8 @@
 """etcd's MVCC data model without etcd: keys with versions, revisions, history, compaction.
 
 Pure: no clock, no tasks. All writes of a transaction have the same revision; a transaction that changes nothing makes
-no new revision. Behaviour that is not obvious was checked on etcd 3.5.30, and is tested in `tests/contract`, which
-runs on both.
+no new revision. Behaviour that is not obvious was checked on etcd 3.5.30. `tests/contract` tests it on etcd and on
+this model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from strata.core.kv.txn import (
 from strata.errors import InvalidArgument, NotFound
 
 FROM_KEY_ON: Final = "\0"
-"""As a `range_end`: every key from `key` on."""
+"""This `range_end` selects every key from `key` on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The changes of one write, in the order of its operations."""
+    """The changes of one write, in the order of the write's operations."""
 
     number: int
     events: tuple[Event, ...]
@@ -77,7 +77,7 @@ def _fulfils(compare: Compare, kv: KeyValue) -> bool:
 
 
 class State:
-    """The keys, their history back to the last compaction, and the keys of each lease."""
+    """The keys, their history since the last compaction, and the keys of each lease."""
 
     def __init__(self) -> None:
         self.head = 1
@@ -139,8 +139,9 @@ class State:
     def holds(self, compare: Compare) -> bool:
         """Return whether a condition is true now.
 
-        For a range, it must be true of every key in it. An empty range counts as one absent key, so `VERSION = 0` holds
-        and `MOD > 5` does not. Every condition on the value of an absent key is false, even that it differs.
+        For a range, the condition must be true for every key in the range. An empty range counts as one absent key,
+        so `VERSION = 0` is true and `MOD > 5` is false. Every condition on the value of an absent key is false, even
+        "is not equal".
         """
         kvs = self._now(compare.key, compare.range_end)
         if kvs:
@@ -148,7 +149,7 @@ class State:
         return compare.target is not Target.VALUE and _fulfils(compare, _tombstone(compare.key, 0))
 
     def history(self, start_revision: int) -> Sequence[Revision]:
-        """Return all writes from a revision on; `Compacted` if the revision is compacted."""
+        """Return all writes from a revision on; raise `Compacted` if the revision is compacted."""
         if start_revision < self.compacted:
             raise Compacted(f"revision {start_revision} was compacted, {self.compacted} is the oldest left")
         return self._history[self._first(start_revision) :]
@@ -161,8 +162,8 @@ class State:
     def apply(self, txn: Txn) -> tuple[TxnResult, Revision | None]:
         """Execute a transaction that passed `txn_limits.check`; return its result and its changes.
 
-        A lease that does not exist, or a read of a revision that is not available, is refused before anything is
-        written. Only the branch that is taken is checked.
+        If an operation names a lease that does not exist, or reads a revision that is not available, the transaction
+        is refused before anything is written. Only the branch that is taken is checked for this.
         """
         succeeded = all(self.holds(compare) for compare in txn.compares)
         operations = txn.success if succeeded else txn.failure
@@ -244,7 +245,7 @@ class State:
         return self._commit(events)
 
     def compact(self, revision: int) -> None:
-        """Forget the values overwritten before `revision`; `revision` itself stays readable."""
+        """Forget values that were overwritten before `revision`; `revision` itself stays readable."""
         if revision > self.head:
             raise InvalidArgument(f"revision {revision} is in the future, {self.head} is the newest")
         if revision <= self.compacted:

@@ -1,9 +1,9 @@
 """`Network`: delay, loss and partition between a client and the in-memory store.
 
 Two rules make the faults realistic:
-- A request takes effect in one instant at the store, some time after it was sent. Nothing the client does in between
-  (giving up, being cancelled, closing) takes it back. So a write whose caller got `Unavailable` may be applied later,
-  between two steps of another client.
+- A request takes effect in one instant at the store, some time after it was sent. Nothing that the client does in
+  between (give up, be cancelled, close) takes the request back. So a write whose caller got `Unavailable` may be
+  applied later, between two steps of another client.
 - A client cannot distinguish a lost response from a lost request.
 """
 
@@ -19,7 +19,7 @@ Kind = Literal["read", "execute", "grant", "keep_alive", "revoke", "compact"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of one client; `argument` is the method's only argument."""
+    """One call of one client; `argument` is the only argument of the called method."""
 
     client: str
     kind: Kind
@@ -30,10 +30,10 @@ class Call:
 class Fate:
     """The delays and losses of a call in transit.
 
-    The request arrives after `delay_s`, the response `answer_delay_s` after that. A client gives up after its own
-    limit, and a request that arrives later still takes effect. `lost` "request": the call does not take effect.
-    "answer": it takes effect, but the response is lost. Both raise `Unavailable` at the moment when the message would
-    have arrived, like a connection that breaks.
+    The request arrives after `delay_s`, and the response `answer_delay_s` later. A client gives up after its own
+    limit, but a request that arrives after that still takes effect. If `lost` is "request", the call does not take
+    effect. If `lost` is "answer", the call takes effect, but the response is lost. Both raise `Unavailable` at the
+    time at which the lost message would have arrived, as a broken connection does.
     """
 
     delay_s: float = 0.0
@@ -47,8 +47,8 @@ PROMPT = Fate()
 class Network(Protocol):
     """Decides the fate of its clients' calls and watches.
 
-    All three methods are called in the loop's thread, and may act on the test: write to the store before a call leaves,
-    or kill a replica after its write was applied.
+    All three methods are called in the loop's thread, and may change the test's state: for example, write to the
+    store before a call leaves, or kill a replica after its write was applied.
     """
 
     def fate(self, call: Call) -> Fate:
@@ -56,11 +56,11 @@ class Network(Protocol):
         ...
 
     def applied(self, call: Call) -> None:
-        """Called when a call has taken effect, or was refused by the store, before its response is sent."""
+        """Observe that a call has taken effect or was refused by the store; its response is not sent yet."""
         ...
 
     def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-        """Return the delay of a batch in transit; the watch keeps its order in any case."""
+        """Return the delay of a batch in transit; whatever the delays, batches of a watch stay in order."""
         ...
 
 

@@ -4,10 +4,10 @@
     replica.start(main(), tasks=tasks)
     replica.freeze(); ...; replica.thaw()
 
-All tasks, timers and callbacks that a program starts belong to it, because asyncio passes its context on. While a
-program is frozen none of them runs and the clock continues; after that all that fell due run at once, in order. The
-parts between programs (links, the store) run in the context `BETWEEN`, and never freeze. This works only in a
-`VirtualTimeLoop`.
+All tasks, timers and callbacks that a program starts belong to the program, because asyncio passes its context on to
+them. While a program is frozen, none of them runs, and the clock continues. After `thaw` all due callbacks run
+immediately, in order. The parts between programs (links, the store) run in the context `BETWEEN`, and never freeze.
+This works only in a `VirtualTimeLoop`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Process:
         return self.task is not None and not self.task.done()
 
     def freeze(self) -> None:
-        """Run nothing of this program until `thaw`."""
+        """Run no callback of this program until `thaw`."""
         if not self.frozen:
             self.frozen = True
             self._notify()
 
     def thaw(self) -> None:
-        """Resume: callbacks that fell due meanwhile run now, in order."""
+        """Resume the program: callbacks that became due meanwhile run now, in order."""
         if self.frozen:
             self.frozen = False
             waiting, self._waiting = self._waiting, []
@@ -58,7 +58,7 @@ class Process:
             self._notify()
 
     def hold(self, handle: asyncio.Handle) -> None:
-        """Delay a due callback until `thaw`."""
+        """Delay a due callback until the program is thawed."""
         self.held += 1
         self._waiting.append(handle)
 

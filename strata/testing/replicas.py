@@ -19,7 +19,7 @@ from strata.testing.serving import MemoryServing, memory_dial, memory_probe
 
 
 async def cannot_tell(_address: str) -> Probe:
-    """Return `UNCLEAR`: without a probe, the loss of a leader is only detected by its lease."""
+    """Return `UNCLEAR`, as if no probe were possible: the end of a leader is then detected only by its lease."""
     return Probe.UNCLEAR
 
 
@@ -37,7 +37,7 @@ class MemoryReplica:
         config: CoordinatorConfig | None = None,
         serves: Callable[[ReplicaContext], Serving] | None = None,
     ) -> None:
-        """`serves` makes another serving half; then no plain connect can show that this replica is alive."""
+        """`serves` replaces the serving half; a plain connect can then not show whether this replica is alive."""
         loop = asyncio.get_running_loop()
         self.name = name
         self.client = client
@@ -93,7 +93,7 @@ class MemoryReplica:
         return self.context.election.epoch is not None
 
     def kill(self) -> None:
-        """End at this moment: nothing more is sent, received or written."""
+        """End immediately: the replica sends, receives and writes nothing more."""
         self.client.partition()
         if self.serving is not None:
             self.serving.vanish()

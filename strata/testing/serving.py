@@ -28,7 +28,7 @@ def peer_address(address: str) -> str:
 
 
 def memory_probe(board: Switchboard, caller: str) -> Prober:
-    """Return the plain connect of the replica `caller`, as the deposition of a leader uses it."""
+    """Return the function by which replica `caller` tests a plain connect, for example before it deposes a leader."""
 
     async def probe(address: str) -> Probe:
         await asyncio.sleep(board.delay_s)
@@ -59,7 +59,7 @@ class MemoryServing:
             try:
                 await self.service.run()
             finally:
-                self._tasks = None  # no new task starts while this ends
+                self._tasks = None  # no new task starts during the shutdown
 
     async def stop(self) -> None:
         if self._vanished:
@@ -69,8 +69,8 @@ class MemoryServing:
         self.vanish()
 
     def vanish(self) -> None:
-        """Break all links at once, as a killed process does."""
-        self._vanished = True  # another run may listen under this name from now on
+        """Break all links immediately, as a killed process does."""
+        self._vanished = True  # another run of the replica may listen under this name from now on
         self._board.hang_up(self._name)
         self._board.hang_up(peer_address(self._name))
 

@@ -1,14 +1,15 @@
-"""`VirtualTimeLoop`: an event loop with a virtual clock: hours of timeouts in milliseconds, deterministically.
+"""`VirtualTimeLoop`: a deterministic event loop with a virtual clock, for which hours of timeouts take milliseconds.
 
     result = virtual_time.run(main(), seed=7)
 
-When nothing is ready, the clock jumps to the next timer; there is no real waiting. It works for code that takes time
-from its loop or from a clock passed in; `time.monotonic()` is unchanged. The loop refuses I/O and threads.
+When no callback is ready, the clock jumps to the next timer, so nothing waits in real time. Code under test must take
+the time from its loop or from a clock that is passed in; `time.monotonic()` is unchanged. The loop refuses I/O and
+threads.
 
-The seed decides the order of timers due at the same moment, for which asyncio promises none: every timer is late by
-less than a microsecond. Ready callbacks keep asyncio's order. The same seed gives the same run if the code under test
-does not depend on object ids, or, from one process to the next, on string hashes (PYTHONHASHSEED). asyncio's sets of
-tasks keep a fixed order, since a task's hash is its number.
+asyncio promises no order for timers that are due at the same moment. Here the seed decides their order: it makes
+every timer late by less than a microsecond. Ready callbacks keep asyncio's order. The same seed gives the same run if
+the code under test does not depend on object ids, or, from one process to the next, on string hashes
+(PYTHONHASHSEED). asyncio's sets of tasks have a fixed order, since a task's hash is its number.
 
 While a program is frozen (`strata.testing.processes`), its callbacks are held until it resumes.
 """
@@ -32,22 +33,22 @@ _Ts = TypeVarTuple("_Ts")
 _P = ParamSpec("_P")
 
 EPOCH_S: Final = 1_000.0
-"""The time at the start. Not 0, which code may take for "never"."""
+"""The time at the start. It is not 0, because code may use 0 for "never"."""
 TIE_BREAK_S: Final = 1e-6
 MAX_TURNS: Final = 200_000
 """The maximum number of loop iterations at one moment; a program that needs more is in a busy loop."""
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is ready and no timer is set: the program would wait for ever."""
+    """No callback is ready and no timer is set: the program would wait for ever."""
 
 
 class VirtualTimeOverError(RuntimeError):
-    """The program runs beyond its limit of virtual time."""
+    """The program takes more virtual time than its limit."""
 
 
 class StandstillError(RuntimeError):
-    """The program always has a ready callback, so that the clock never moves."""
+    """The program always has a ready callback, so the clock never moves."""
 
 
 class _FreezableHandle(asyncio.Handle):
@@ -64,7 +65,7 @@ class _FreezableHandle(asyncio.Handle):
 
 
 class _FreezableTimer(TimerHandle):
-    """The same for a timer."""
+    """A timer whose callback is held while its program is frozen."""
 
     __slots__ = ()
 
@@ -76,12 +77,12 @@ class _FreezableTimer(TimerHandle):
             super()._run()
 
     def __lt__(self, other: TimerHandle) -> bool:
-        """As asyncio's, but without its type check of `other`: this runs a quarter of a million times a minute."""
+        """Compare as asyncio does, but without checking the type of `other`: this runs 250,000 times a minute."""
         return self._when < other._when  # type: ignore[attr-defined,no-any-return]  # asyncio's own
 
 
 class _DueTimer:
-    """A handle without a time, as uvloop returns for a timer that is due already."""
+    """A handle without a time: uvloop returns such a handle for a timer that is already due."""
 
     __slots__ = ("_timer",)
 
@@ -117,7 +118,7 @@ class VirtualTimeLoop(BaseEventLoop):
         self._now = EPOCH_S
         self._end = EPOCH_S + limit_s
         self._chance = random.Random(seed)
-        # BaseEventLoop polls this for I/O events whenever it has run the ready callbacks.
+        # BaseEventLoop polls the selector for I/O events after it has run the ready callbacks.
         self._selector = _Jump(self)
         numbers = itertools.count(1)
         self.set_task_factory(
@@ -135,7 +136,7 @@ class VirtualTimeLoop(BaseEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> TimerHandle:
-        """As asyncio's; the seed orders timers due at the same moment."""
+        """Call at a time, as in asyncio; the seed orders timers that are due at the same moment."""
         late = self._chance.random() * TIE_BREAK_S
         timer = _FreezableTimer(when + late, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # as BaseEventLoop does
@@ -145,7 +146,7 @@ class VirtualTimeLoop(BaseEventLoop):
     def _call_soon(
         self, callback: Callable[..., object], args: tuple[object, ...], context: Context | None
     ) -> asyncio.Handle:
-        """As BaseEventLoop's, which `call_soon` and `call_soon_threadsafe` go through."""
+        """Replace BaseEventLoop's method, which `call_soon` and `call_soon_threadsafe` call."""
         handle = _FreezableHandle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]  # as BaseEventLoop does
         return handle
@@ -164,14 +165,14 @@ class VirtualTimeLoop(BaseEventLoop):
             raise VirtualTimeOverError(f"still running after its virtual time; {_waiting_tasks(self)}")
 
     def suspend(self, for_s: float) -> None:
-        """Advance the clock at once, as if the host had slept: no callback runs, and timers are late by `for_s`."""
+        """Advance the clock by `for_s` in one step, as if the host had slept: no callback runs meanwhile."""
         self._now += for_s
 
     def _process_events(self, event_list: object) -> None:
         """Do nothing: there are no I/O events."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: `call_soon_threadsafe` calls this to wake a selector, and there is none."""
+        """Do nothing: `call_soon_threadsafe` calls this method to wake a selector, and this loop has none."""
 
 
 class _Jump:
@@ -187,7 +188,7 @@ class _Jump:
             self._loop.advance()
             self._turns = 0
         elif self._turns > MAX_TURNS:
-            self._turns = 0  # so that tasks can clean up after the error
+            self._turns = 0  # so that tasks have turns left to clean up after the error
             raise StandstillError(
                 f"{MAX_TURNS} turns, and the clock has not moved; {_waiting_tasks(self._loop)}"
             )
@@ -206,8 +207,9 @@ def _waiting_tasks(loop: VirtualTimeLoop) -> str:
 def run(main: Coroutine[Any, Any, _T], *, seed: int = 0, limit_s: float = 86_400.0) -> _T:
     """Run `main` to its end in a new virtual loop and return its result.
 
-    Raises `DeadlockError` if it would wait for ever, `StandstillError` if it never waits, and `VirtualTimeOverError` if
-    it is not done after `limit_s` of virtual time. Each error lists all tasks and the lines where they wait.
+    Raise `DeadlockError` if `main` would wait for ever, `StandstillError` if it never waits, and
+    `VirtualTimeOverError` if it is not done after `limit_s` of virtual time. Each error lists all tasks and the lines
+    at which they wait.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed=seed, limit_s=limit_s)) as runner:
         return runner.run(main)

@@ -1,7 +1,7 @@
 """Closes a run when its program exits without `run.close()`.
 
 The run counts as done if the program has left a loop of `run.steps` with its last step complete. Otherwise nothing is
-saved, since the state may be that of half a step, and the program exits with 1.
+saved, since the state may be that of an unfinished step, and the program exits with 1.
 
 Python passes neither the exception nor the exit status of the program to `atexit` callbacks. `sys.excepthook` records
 an exception of the main thread; the status stays unknown. A multiprocessing child calls no `sys.excepthook`, and no
@@ -25,7 +25,7 @@ from strata.training.generation_exit import exit_preempted, exit_with, is_intera
 from strata.training.loop.run import Run
 
 EARLY: Final = 100
-"""The finalizer's priority: before multiprocessing joins the children of a child."""
+"""The finalizer's priority: in a child process it runs before multiprocessing joins that child's own children."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -57,7 +57,7 @@ class _AtExit:
         # a program may call `sys.excepthook` itself, with an error that does not end it
         if getattr(sys, "last_value", None) is error and not is_interactive():
             self._failed = error
-            if isinstance(error, JobDone):  # no failure, if it is this run's job that is done
+            if isinstance(error, JobDone):  # no failure, if the done job is this run's job
                 self._run.failed(error)
         self._show(kind, error, trace)
         if self._failed is error:
@@ -72,7 +72,7 @@ class _AtExit:
 
     def _end(self) -> None:
         run = self._run
-        if os.getpid() != self._made_in:  # a forked child, whose end does not end the run
+        if os.getpid() != self._made_in:  # a forked child, whose exit does not end the run
             return
         if self._failed is not None:
             run.abandon(f"{type(self._failed).__name__}: {self._failed}")
@@ -88,7 +88,7 @@ class _AtExit:
             _exit_failed()
 
     def _close(self) -> None:
-        # not patient: by sys.exit(1) this rank may end alone, and never meet the others
+        # not patient: if only this rank calls sys.exit(1), the others never arrive at the barrier
         try:
             self._run.close(patient=False)
         except Preempted:  # an exception raised at exit does not set the exit code

@@ -38,7 +38,7 @@ from strata.v1.worlds_pb2 import (
 GRACE_S: Final = 60.0
 """How long a rank of an ended generation waits for its agent to end it."""
 OVER_S: Final = 10.0
-"""How long after `detect_s` the end of a generation may still arrive here, after the error that it caused."""
+"""The end of a generation may arrive here after the error that it caused: up to `detect_s` plus this time later."""
 LOOK_S: Final = 0.25
 """How often a process that waits for a newer world checks whether the job is done instead."""
 ORPHAN_S: Final = 0.5
@@ -82,7 +82,7 @@ class GenerationExit(Protocol):
     def failed(self, error: BaseException) -> None:
         """Handle an `error` that ends the trainer's thread; return if it is this process's own failure.
 
-        `JobDone` as above.
+        `JobDone` as from `over`.
         """
         ...
 
@@ -122,7 +122,7 @@ def exit_orphaned() -> None:
 def end_with_agent(context: RankContext, gone: Callable[[], None] = exit_orphaned) -> Callable[[], None]:
     """Call `gone` in a thread of its own once the agent has ended; return a function that cancels this.
 
-    The main thread cannot do it: it may hang in a collective with ranks that nothing restarts.
+    The main thread cannot watch the agent: it may hang in a collective with ranks that nothing restarts.
     """
 
     def ended(error: StrataError) -> None:
@@ -136,7 +136,7 @@ def end_with_agent(context: RankContext, gone: Callable[[], None] = exit_orphane
 
 
 class AgentExit:
-    """The agent ends this process. Waiting for that spares the user an error message about an ordinary restart."""
+    """The agent ends this process, which waits for that: an ordinary restart must not show the user an error."""
 
     armed = True
     leaves = False
@@ -238,11 +238,11 @@ class InProcessExit:
 
 
 class StandaloneExit:
-    """An armed standalone process leaves the job and exits with 75 once a newer world is there; nothing restarts it.
+    """An armed standalone process leaves the job and exits with 75 once a newer world exists; nothing restarts it.
 
-    Another thread ends it: the main thread may hang in a collective with a lost peer, and nothing inside the process
-    ends that (gloo's abort does not reach a frozen peer). In an interactive session, such as a notebook, the error is
-    only raised.
+    Another thread ends it: the main thread may hang in a collective with a lost peer. Nothing inside the process ends
+    such a collective (gloo's abort does not reach a frozen peer). In an interactive session, such as a notebook, the
+    error is only raised.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class StandaloneExit:
             self._wait_over(GRACE_S)
 
     def failed(self, error: BaseException) -> None:
-        """Wait whether the loss of a peer caused `error`: then a newer world arrives, or the job is done."""
+        """Wait for a sign that the loss of a peer caused `error`: a newer world, or the job is done."""
         if self._closed or not isinstance(error, Exception):
             return
         if isinstance(error, JobDone):
@@ -295,7 +295,7 @@ class StandaloneExit:
         self._wait_over(self._detect_s + OVER_S)
 
     def _wait_over(self, limit_s: float) -> None:
-        """Return if no newer world comes within `limit_s`, or in an interactive session; `JobDone` if the job is done."""
+        """Return after `limit_s` without a newer world, or in an interactive session; `JobDone` if the job is done."""
         for _ in range(math.ceil(limit_s / LOOK_S)):
             if self._over.wait(LOOK_S):
                 if not is_interactive():
@@ -352,7 +352,7 @@ class StandaloneExit:
             if not isinstance(error, ClusterRestored) or self._closed or self._over.is_set():
                 return
             if is_interactive():
-                return  # the error is raised there
+                return  # in an interactive session the next call raises the error
             self._over.set()
         threading.Thread(target=self._end_restored, args=(error,), name="strata-over", daemon=True).start()
 
@@ -373,7 +373,7 @@ class StandaloneExit:
             why = f"generation {update.world.generation} began: {update.world.reason}"
             log.error("ended with code 75, for %s; start it under `strata run` to have it restarted", why)
         log.warning("leaving: %s", why)
-        with contextlib.suppress(StrataError):  # then this member counts as lost
+        with contextlib.suppress(StrataError):  # if this fails, the member counts as lost
             if update.HasField("place"):
                 request = StopJobRequest(
                     job=self._context.job,
@@ -409,8 +409,9 @@ def exit_if_done(*, standalone: bool = True) -> Iterator[None]:
 def exit_if_refused(*, standalone: bool = True) -> Iterator[None]:
     """Exit with 4 and one sentence if the job refuses this process, as `strata run` does.
 
-    A job that another run finished refuses it, for example. Exit with 75 if the control plane was restored before the
-    job had a place for this process. Only for a `standalone` process: a rank is admitted by its agent.
+    For example, a job that another run has finished refuses this process. Exit with 75 if the control plane was
+    restored before the job had a place for this process. Only for a `standalone` process: a rank is admitted by its
+    agent.
     """
     try:
         yield
@@ -432,7 +433,7 @@ def exit_preempted() -> None:
 
 
 def exit_with(code: int) -> NoReturn:
-    """Flush stdout and stderr, then end this process at once, without exit handlers."""
+    """Flush stdout and stderr, then end this process immediately, without exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

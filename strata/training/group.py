@@ -2,7 +2,7 @@
 
 Under `strata run` and torchrun the environment gives the rendezvous address (`env://`). For standalone processes,
 rank 0 opens a TCPStore on a free port, and sends its address to the other ranks in the payload of a barrier. Each
-generation has a new store, since a used one holds stale keys.
+generation has a new store, since a used store has stale keys.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log: Final = logging.getLogger("strata.training")
 def ensure_group(context: RankContext, *, arm: Callable[[], None]) -> bool:
     """Initialise torch's process group unless there is one, or torch is not imported.
 
-    Returns whether it did: then the caller must end the group. `arm` is called before this process meets the others
-    in a store, which binds the process to its generation.
+    Returns whether it initialised a group, which the caller must then end. `arm` is called before this process meets
+    the others in a store, since the meeting binds the process to its generation.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
@@ -113,7 +113,7 @@ def meet(context: RankContext, offer: bytes) -> dict[int, bytes]:
 
 
 def _own_address() -> str:
-    """Return the address of this host on its route to the coordinators, which other hosts can reach."""
+    """Return this host's address on its route to the coordinators; other hosts can reach this address too."""
     endpoint = os.environ.get("STRATA_ENDPOINTS", "").split(",")[0]
     host = endpoint.rpartition("://")[2].rpartition(":")[0].strip("[]")
     try:

@@ -23,7 +23,7 @@ class Past:
 
     began_unix_s: float
     uncommitted_unix_s: float
-    """When the first generation began after the last one that committed a checkpoint."""
+    """When the generation began that came right after the last generation with a committed checkpoint."""
     failure_s: float = PRIOR_S
 
 

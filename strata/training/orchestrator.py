@@ -67,11 +67,11 @@ class TrainingOrchestrator:
     created with `min_workers` and `max_workers`. Without endpoints and without `strata run`, the process trains alone.
 
     Checkpoints are saved under `storage_path`: a folder that all hosts share, or `s3://bucket/prefix`. The newest
-    `keep_count` are kept. One in `full_every` saves is a full checkpoint, the others are incremental (1: all are full).
-    Arguments win over STRATA_TRAIN_*, which wins over the table [train] of strata.toml. Each of `preempt_signals`, and
-    `strata jobs preempt`, makes all ranks stop after the same step, save it within `preempt_grace_s`, and leave with
-    `strata.Preempted`, whose exit code is 75. With `preempt="member"` a signal makes only this member leave after that
-    step; the other members continue.
+    `keep_count` are kept. One in `full_every` saves is a full checkpoint, the others are incremental (1: all are
+    full). Arguments override STRATA_TRAIN_*, and these variables override the table [train] of strata.toml. Each of
+    `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step, save it within
+    `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75. With `preempt="member"` a signal
+    makes only this member leave after that step; the other members continue.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class TrainingOrchestrator:
         `model`, `optim` and `sched` (or lists of them) are saved and restored, and so are the entries of `state`.
         `data` is the loader for `run.steps`; `seed` determines the order of its samples. A step has `global_batch`
         samples in every world (default: the samples of a step in the first world). If the ranks cannot have equal
-        shares, the shares differ by one sample, and `run.weight` gives each sample the same weight; without `uneven`
-        such a world is refused.
+        shares, the shares differ by one sample, and `run.weight` gives each sample the same weight. With
+        `uneven=False` such a world is refused.
 
         At each save the ranks compare their tensors. A tensor that is equal on all ranks is saved once, each rank
         writing its share; every other tensor is saved by each rank. Tensors under the paths in `replicated`
-        ("model", "optim.state"; True: everything) must be equal, or the save fails. With False nothing is
+        ("model", "optim.state"; True: everything) must be equal, or the save fails. With `replicated=False` nothing is
         compared, and each rank saves all its tensors.
 
         `total_steps` is the last step of the training, if known: progress and the remaining time are shown with it.
@@ -179,7 +179,7 @@ class TrainingOrchestrator:
     def _begin_or_raise(
         self, make_run: Callable[[], Run], context: RankContext, ending: GenerationExit
     ) -> Run:
-        """Return the run; raise its error unless the end of the generation ends or restarts the process first."""
+        """Return the run, or raise the error of its start, unless the end of the generation ends this process first."""
         try:
             return make_run()
         except StaleGeneration as error:
@@ -252,7 +252,7 @@ class TrainingOrchestrator:
         opened = partial(
             CheckpointManager,
             self.config.storage,
-            client=None if isinstance(context, Alone) else context,  # type: ignore[arg-type]  # then a RankClient
+            client=None if isinstance(context, Alone) else context,  # type: ignore[arg-type]  # else a RankClient
             keep_count=self.config.keep_count,
             replica_path=self.config.replica or None,
             save_wait_s=self.config.save_wait_s,
@@ -360,10 +360,10 @@ class TrainingOrchestrator:
 
 
 def _code_of(error: BaseException, context: RankContext) -> int:
-    """Return the exit code to report for a rank that failed to start with `error`; its program may exit with another.
+    """Return the exit code to report for a rank whose start failed with `error`; its program may exit otherwise.
 
-    A wrong setting, permission or storage counts as lasting only until the job has a checkpoint: then it was right
-    once, and may be right again. A state that does not fit the checkpoint never will.
+    A wrong setting, permission or storage counts as a permanent failure only until the job has a checkpoint: since then
+    it has worked once, and may work again. A state that does not fit the checkpoint is always a permanent failure.
     """
     if isinstance(error, Preempted):
         return PREEMPTED
@@ -374,7 +374,7 @@ def _code_of(error: BaseException, context: RankContext) -> int:
 
 
 def refuse_in_process() -> None:
-    """Raise `Refused` inside `TrainingOrchestrator.train`: `strata.init` could not begin the next generation there."""
+    """Raise `Refused` inside `TrainingOrchestrator.train`: `strata.init` could not begin the next generation."""
     if os.environ.get("STRATA_IN_PROCESS") == "1":
         raise Refused(
             "strata.init() was called inside of TrainingOrchestrator.train()",

@@ -8,9 +8,9 @@ At this barrier each rank also sends the ids of its storage roots. Checkpoints o
 hosts share; without this check only the first save would fail. The barrier's outcome also shows the leader that these
 ranks support graceful stop (`core.stop.last_step`).
 
-A loader that is only iterated over may have more batches on one rank than on another, if files were distributed among
-the ranks, for example. The ranks exchange its length before its first epoch. If lengths differ, all ranks end the epoch
-at the shortest.
+A loader whose samples Strata does not distribute may have more batches on one rank than on another, for example if
+the program distributes files among the ranks. The ranks exchange their loaders' lengths before the first epoch. If
+the lengths differ, all ranks end the epoch at the smallest length.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _check_shared(roots: Mapping[int, Mapping[str, str]]) -> None:
 class Lengths:
     """Exchanges the loaders' lengths between the ranks of one generation.
 
-    Once the lengths were equal on all ranks, no further exchange takes place: a script may make a new loader each
-    epoch, and between two saves a training must need no coordinator.
+    Once the lengths were equal on all ranks, no further exchange takes place, even if the script makes a new loader
+    each epoch: between two saves a training must need no coordinator.
     """
 
     def __init__(self, context: RankContext) -> None:

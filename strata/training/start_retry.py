@@ -6,8 +6,8 @@
                           └─▶ `grace_s` over: the rank requests that all ranks stop, and leaves with 75
 
 The rank waits as a rank with a held save does (`checkpoint.save.retry`), and reports a hold in the same way. If the
-rank ended instead, it would be restarted at once, and three such generations in a row would fail the job. The other
-ranks wait for it at their next barrier; its phase shows what it waits for.
+rank ended instead, it would be restarted immediately, and three such generations in a row would fail the job. The other
+ranks wait for this rank at their next barrier; its phase shows that it waits for storage.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StartRetry:
         self._retry.committed_step = point.step if point is not None else None
         forget = self._context.observe_world(self._on_world)
         try:
-            # `step` is the first step that the refusal delays; it makes the generation count as one that could not save
+            # `step` is the first step that the refusal delays; with it, the generation counts as unable to save
             return self._retry.first(
                 [act], step=point.step + 1 if point is not None else 1, pause=self._pause
             )

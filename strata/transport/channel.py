@@ -3,8 +3,8 @@
 Each connection makes a new channel with a subchannel pool of its own: otherwise gRPC would share one
 connection, and its backoff, between all channels to an address. gRPC's own retries are off: only the caller
 knows whether a call with an unknown outcome may be repeated (PROTOCOLS 2.3). Proxies from the environment are
-not used: a proxy that answers pings would hide the death of a replica. Both sides ping: a replica on a lost
-host is given up within `detect_s`.
+not used: a proxy that answers pings would hide the death of a replica. Both sides ping: the connection to a
+replica on a lost host ends within `detect_s`.
 
 Certificates and the token are read for each connection, so replacing them requires no restart.
 """
@@ -67,7 +67,8 @@ async def connected(
     timing: Timing | None = None,
     credentials: Credentials | None = None,
 ) -> AsyncIterator[Connection]:
-    """Open a connection to `endpoint`, or a failed one on which each call raises the cause.
+    """Open a connection to `endpoint`. If connecting fails, each call on the returned connection raises the
+    cause.
 
     Raise `Unavailable` if neither success nor failure is known within `CONNECT_S`. Raise `ConfigError` or
     `Unauthenticated` if certificates are the cause of the failure.

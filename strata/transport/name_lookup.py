@@ -26,7 +26,7 @@ _Ask = Callable[[tuple[Any, ...], int], object]
 
 
 def lookup_s(host: str, *, ask: _Ask = socket.getnameinfo) -> float:
-    """Return the seconds that a lookup of the name of `host`, an address or a name, takes; block that long.
+    """Return how many seconds a reverse lookup of `host` (an address or a name) takes; block that long.
 
     The lookup is made as torch makes it, with IPv4 addresses mapped into IPv6. "No such name" is an answer like
     any other.
@@ -40,7 +40,7 @@ def lookup_s(host: str, *, ask: _Ask = socket.getnameinfo) -> float:
 def warn_if_slow(
     host: str, warn: Callable[[str], None], *, ask: _Ask = socket.getnameinfo
 ) -> threading.Thread:
-    """Look up the name in a thread of its own; if that is slow, call `warn` with a line of advice."""
+    """Look up the name in a thread of its own; if the lookup is slow, call `warn` with a line of advice."""
 
     def look() -> None:
         if (took_s := lookup_s(host, ask=ask)) > SLOW_S:

@@ -1,9 +1,9 @@
 """Unary calls that find an answering coordinator.
 
-One channel to one endpoint is kept open. If a call on it fails with a retryable error or a refusal of our
-credentials, another replica may answer it. So the same request is sent to the next endpoint, until the call's
-time is up. That is safe because every request of ours is idempotent: it identifies its subject by an id that
-the caller chose, or only reads.
+One channel to one endpoint is kept open. If a call fails with a retryable error or a refusal of our
+credentials, another replica may answer the call. So the same request is sent to the next endpoint, until the
+call's time is up. That is safe because every request of ours is idempotent: it identifies its subject by an id
+that the caller chose, or only reads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ METHODS: Final[dict[type[Message], Method]] = {
     for service in file.services_by_name.values()
     for method in service.methods
 }
-"""Every unary method by the class of its request, which no two share."""
+"""Every unary method by the class of its request; no two methods share a class."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Line:
 
 
 class UnaryClient:
-    """Calls any of our unary methods at whichever endpoint answers. For one event loop."""
+    """Calls any of our unary methods at any endpoint that answers. For one event loop."""
 
     def __init__(
         self, endpoints: Sequence[Endpoint], rng: random.Random, credentials: Credentials | None = None
@@ -102,7 +102,7 @@ class UnaryClient:
         self.token = Token()
 
     async def call(self, request: Message, *, timeout_s: float, attempt_s: float = ATTEMPT_S) -> Any:
-        """Return the response to `request`; each replica is given up after `attempt_s`.
+        """Return the response to `request`; try the next replica after `attempt_s` without an answer.
 
         Raise `Unavailable` if none answered within `timeout_s`: the request may have taken effect.
         """
@@ -127,8 +127,9 @@ class UnaryClient:
                         self.token = Token()
                     except StrataError as error:
                         refusals = 0 if error.retryable else refusals + 1
-                        # in a row, because a replica that is down may serve later; and one more than there are
-                        # replicas, because the first refusal may be for a credential that was renewed since
+                        # Refusals count only in a row, because a replica that is down may serve later. One more
+                        # refusal than there are replicas is needed, because the first refusal may be of a
+                        # credential that was renewed since.
                         if _answers_for_all(error) or refusals > self._route.count:
                             raise
                         failures[str(self._route.current)] = error
@@ -157,7 +158,7 @@ class UnaryClient:
             self._take_token(response.token)
         except (StrataError, asyncio.CancelledError) as error:
             if self._line is line and not (isinstance(error, StrataError) and _answers_for_all(error)):
-                self._line = None  # it gave no answer: the next attempt tries another endpoint
+                self._line = None  # this endpoint gave no answer: the next attempt tries another
             raise
         finally:
             line.users -= 1
@@ -166,7 +167,7 @@ class UnaryClient:
         return response
 
     async def _close_if_unused(self, line: _Line) -> None:
-        """Close a line that was given up once no call uses it."""
+        """Close a line that is no longer current, once no call uses it."""
         if line is not self._line and not line.users:
             await line.stack.aclose()
 

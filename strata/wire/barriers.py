@@ -72,7 +72,7 @@ def outcome_message(
 
 
 def check_released(outcome: barriers_pb2.BarrierOutcome) -> None:
-    """Raise the round's error, with the missing ranks, unless it was released."""
+    """Raise the round's error, with the missing ranks, unless the round was released."""
     missing = [f"rank {rank}" for rank in outcome.missing]
     match outcome.result:
         case x if x == barriers_pb2.BARRIER_RESULT_RELEASED:

@@ -28,7 +28,7 @@ from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, TASKS, TIER_STATES, from_wire
 
 SHOWN: Final = 100
-"""The most users and readers of a checkpoint that are shown; there may be any number."""
+"""The most users and readers of a checkpoint that are shown; a checkpoint may have any number."""
 REPORTS: Final = 16
 REPORT_CHARS: Final = 200
 """The most corruption reports that are shown for a checkpoint, and the most characters of each."""

@@ -1,6 +1,7 @@
 """Errors as messages: every `StrataError` as a `strata.v1.Error`, and back.
 
-`strata.wire.status` puts the same message into gRPC's trailing metadata; a session carries it as it is.
+`strata.wire.status` puts the same message into gRPC's trailing metadata; a session carries the message
+unchanged.
 """
 
 from __future__ import annotations

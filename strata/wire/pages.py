@@ -1,6 +1,6 @@
 """Reassembly of an answer that comes in pages.
 
-A page's lists continue those of the page before. Fields that are no lists come with the first page only. So
+A page's lists continue those of the page before. Only the first page has the fields that are not lists. So
 merging the pages gives the answer that would not have fitted into one message.
 """
 
@@ -41,7 +41,7 @@ class Pages:
         return bool(self.request.page_token)
 
     def outdated(self, error: StaleGeneration) -> None:
-        """Begin again, because the pages so far are of an outdated state; raise `error` if that happens too often."""
+        """Begin again, because the pages so far show an outdated state; raise `error` after `TRIES` restarts."""
         self._restarts += 1
         if self.answer is None or self._restarts >= TRIES:
             raise error

@@ -1,12 +1,12 @@
 """Errors over gRPC: every `StrataError` as a gRPC status with details, and back.
 
-An error is sent twice. Its status code lets a client in any language that knows nothing of Strata react
-sensibly. The `Error` message in the trailing metadata lets a Strata client restore the same class with the same
-hint. `STATUS` is the one table.
+An error is sent twice. By the status code, a client in any language can react sensibly without knowing Strata.
+From the `Error` message in the trailing metadata, a Strata client restores the same class with the same hint.
+The table `STATUS` gives the status of each class.
 
 A code that this version does not know (from a newer server) becomes the class of its status. A status without
-our details comes from a transport or a proxy. It becomes `Unavailable`, which means that the call may have
-taken effect, unless the code itself proves a refusal.
+our details comes from a transport or a proxy. Such a status becomes `Unavailable` (the call may have taken
+effect), unless its code proves a refusal.
 
 grpc's own errors never escape unconverted: calls are made under `translated`.
 """
@@ -32,8 +32,7 @@ ERROR_KEY: Final = "strata-error-bin"
 MAX_TEXT_BYTES: Final = 1024
 MAX_MISSING_BYTES: Final = 2048
 """Limits on an error in a trailer: if the trailers exceed 8 KiB, a client sees only that they were too large. A
-session sends all of an error.
-"""
+session sends all of an error."""
 
 Code = grpc.StatusCode
 
@@ -68,9 +67,8 @@ STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
 }
 """The status of each class; a class that is absent has the status of its nearest ancestor.
 
-BARRIER_TIMEOUT is not DEADLINE_EXCEEDED: a client's own deadline gives that code too, and it would claim an
-outcome although there is none.
-"""
+BARRIER_TIMEOUT does not have the status DEADLINE_EXCEEDED: a client's own deadline gives that status too, and a
+client would then take its own deadline for the outcome of a round."""
 
 _BARE: Final[dict[grpc.StatusCode, tuple[type[StrataError], str]]] = {
     Code.INVALID_ARGUMENT: (errors.InvalidArgument, ""),
@@ -85,7 +83,7 @@ _BARE: Final[dict[grpc.StatusCode, tuple[type[StrataError], str]]] = {
     Code.UNIMPLEMENTED: (errors.ConfigError, "is this address a Strata coordinator, of this version?"),
     Code.DATA_LOSS: (StrataError, ""),
 }
-"""The error class of a status without our details. Other codes prove nothing: `Unavailable`."""
+"""The error class of a status without our details. Other codes prove nothing, and become `Unavailable`."""
 
 
 def status_of(error: StrataError) -> grpc.StatusCode:
@@ -167,9 +165,8 @@ async def abort(context: Aborts, error: StrataError) -> NoReturn:
 # -- inside -----------------------------------------------------------------------------------
 
 _BREAKS: Final = ("Connection reset", "Socket closed", "Broken pipe", "GOAWAY")
-"""grpc 1.85's texts for the end or reset of a connection. Its other texts (a ping without an answer, a host
-without a route) mean silence. A new text that is missing here only makes the reaction slower.
-"""
+"""grpc 1.85's texts for the end or reset of a connection. grpc's other texts (a ping without an answer, a host
+without a route) mean silence. If a new text of grpc is missing here, the only effect is a slower reaction."""
 
 
 def _bare(code: grpc.StatusCode, text: str) -> tuple[type[StrataError], str]:
@@ -187,7 +184,7 @@ def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, list[tuple[str, 
 
 
 def _parse(value: object) -> common_pb2.Error | None:
-    """Return the error in a trailer, or None if it is none of ours."""
+    """Return the error in a trailer, or None if the trailer is not ours."""
     if not isinstance(value, bytes):
         return None
     try:

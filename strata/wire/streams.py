@@ -1,7 +1,8 @@
 """gRPC streams as links (`strata.session.link.Link`): the only place where a stream meets grpc.
 
-Both ends work the same way: one writer task empties a bounded outbox, and reading goes straight to grpc, with
-no queue in between. At neither end does the transport cancel the session's logic: a broken stream ends `recv`.
+Both ends work the same way: one writer task empties a bounded outbox, and a reader reads directly from grpc,
+with no queue in between. The transport never cancels the session's logic, at either end: a broken stream ends
+`recv`.
 
 grpc.aio's behaviour, tested with 1.85: when the client disconnects, the server's pending read returns EOF and
 the handler's task is cancelled; when a handler returns, its pending read raises.
@@ -79,7 +80,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class _Outbox(Generic[M]):
     """A bounded queue between senders that never wait and one writer.
 
-    A message counts from `put` until its write has returned: by then its last byte fitted into the window.
+    A message counts from `put` until its write has returned: by then its last byte has fitted into the
+    flow-control window.
     """
 
     def __init__(self, limit: int, limit_bytes: int, account: Account) -> None:
@@ -236,9 +238,9 @@ async def serve_stream(
     its `recv` instead of cancelling it in the middle of a write. `serve` owns the stream, and closes it by
     returning.
 
-    Messages count in `account` until they are written. gRPC accepts no status while a message waits for a
-    window. If the other side opens no window, this call waits until the connection ends, and the message stays
-    counted until then; otherwise the gRPC call would stay open uncounted.
+    Messages count in `account` until they are written. gRPC accepts no status while a message waits for the
+    flow-control window. If the other side never opens the window, this call waits until the connection ends.
+    The message stays counted until then: otherwise the gRPC call would stay open and not count.
     """
     link: ServerStream[In, Out] = ServerStream(context, account)
 
@@ -318,7 +320,7 @@ class ClientStream(_End[Out], Generic[In, Out]):
         if message is grpc.aio.EOF:
             if self.error is not None and not self.broke:
                 raise self.error
-            return None  # also if a write failed because the stream had already ended in order
+            return None  # also if a write failed because the stream had already ended normally
         received: In = message
         return received
 

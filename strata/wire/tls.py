@@ -1,4 +1,4 @@
-"""TLS and tokens for gRPC: channels, a server's credentials, and the identity of a caller."""
+"""TLS and tokens for gRPC: channels, a server's credentials, and a caller's identity."""
 
 from __future__ import annotations
 

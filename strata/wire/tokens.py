@@ -7,5 +7,5 @@ from strata.v1 import common_pb2
 
 
 def token(uid: Uid, revision: int) -> common_pb2.Token:
-    """Return the token for: seen everything of cluster `uid` up to `revision`."""
+    """Return the token of a caller that has seen all of cluster `uid` up to `revision`."""
     return common_pb2.Token(uid=uid, revision=revision)

@@ -113,7 +113,8 @@ def stop_message(
 ) -> worlds_pb2.StopJobRequest:
     """Return the request to stop the ranks of a generation. Then the members `leaving` leave; none means all of them.
 
-    An earlier notice is merged with it. `grace_s` 0: at once, without a save. `generation` 0: the current one.
+    The coordinators merge the request with an earlier notice. `grace_s` 0 means at once, without a save.
+    `generation` 0 means the current generation.
     """
     return worlds_pb2.StopJobRequest(
         job=job,
@@ -129,8 +130,8 @@ def stop_message(
 def asked_to_leave(
     job: JobView, asked: Iterable[LeaveRequest], worker: str, incarnation: int
 ) -> worlds_pb2.StopNotice | None:
-    """Return the notice in `asked` (`core.stop.requests.all_asked`) that requests this member, which has no
-    place, to leave; or None.
+    """Return the newest notice in `asked` (`core.stop.requests.leave_requests`) that requests this incarnation
+    to leave, or None.
     """
     head, notice = job.head(), leave_notice(asked, worker, incarnation)
     return None if head is None or notice is None else notice_message(head.record.generation, notice)
@@ -149,7 +150,7 @@ def stop_request(message: worlds_pb2.StopJobRequest) -> StopRequest:
 
 
 def generation_message(job: JobView, entry: Entry[GenerationRecord]) -> worlds_pb2.Generation:
-    """Return one entry of the job's history; for the current generation, with its newest committed step."""
+    """Return one entry of the job's history; the entry of the current generation has its newest committed step."""
     record, generation = entry.record, int(entry.name)
     step, latest = record.committed_step, job.latest()
     if step is None and latest is not None:
@@ -196,7 +197,7 @@ def spec_record(message: worlds_pb2.JobSpec) -> JobSpec:
 
 
 def _restore(job: JobView, point: RestorePoint) -> worlds_pb2.RestorePoint:
-    """Return the restore point. If its record was deleted since, the point still names the attempt, without a path."""
+    """Return the restore point; if the checkpoint's record was deleted since, without a path."""
     entry = find(job, point.step, point.attempt)
     return worlds_pb2.RestorePoint(
         step=point.step,

@@ -25,8 +25,8 @@ from strata.wire.status import translated
 from strata.wire.streams import dialled
 from tests.raw_member import Member
 
-PROGRAM = Path(__file__).with_name("warm_coordinator.py")
-ROOT = PROGRAM.parent.parent.parent
+PROGRAM = Path(__file__).with_name("coordinator") / "warm_coordinator.py"
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),

@@ -144,7 +144,7 @@ def _tested(fault: Planted, tree: Path) -> tuple[int, str]:
     """Return the exit code and the output of the named test."""
     log = tree / f"{fault.path.stem}.log"
     child = Child.start(
-        [sys.executable, "-m", "pytest", fault.caught_by, "-q", "-x", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", fault.caught_by, "-vv", "-x", "-p", "no:cacheprovider"],
         name=fault.path.stem,
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(tree)},
         cwd=tree,

@@ -49,7 +49,7 @@ class Network(Protocol):
     """The network between hosts, on backends that can break it."""
 
     def cut(self, key: str, rules: Sequence[Rule]) -> None:
-        """Apply `rules` under a key that `mend` takes."""
+        """Apply `rules` under `key`; `mend(key)` removes them."""
         ...
 
     def packets(self, key: str) -> dict[str, int]:

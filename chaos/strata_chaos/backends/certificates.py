@@ -1,10 +1,10 @@
-"""Certificates for every connection of a run, issued as `strata certs` does. No process uses plaintext then.
+"""Certificates for every connection of a run, as `strata certs` issues them. No process then uses plaintext.
 
     ca/  etcd/  observer/  operator/  coordinator-1/ …   one folder each, with cert.pem, key.pem, ca.pem
     barriers-1-0/ …                                      one for each member, by its worker id
 
 Each client process presents the certificate of its own worker (`workloads.program.show_certificates`). So a member
-can act for itself only, as in production.
+can act only for itself, as in production.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class RunCertificates:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Environment variable that leads workloads to their certificates."""
+        """The environment variable from which workloads find their certificates."""
         return {CERTIFICATES: str(self.folder)}
 
     def options(self, coordinator: str) -> list[str]:
-        """Return the flags that make a coordinator serve and connect with its certificate."""
+        """Return the flags with which a coordinator uses its certificate for serving and for connecting."""
         return [
             f"--tls-ca-file={self._file(coordinator, CA)}",
             f"--tls-cert-file={self._file(coordinator, CERT)}",

@@ -4,8 +4,8 @@
       198.18.n.1                          ├── etcd-1          198.18.n.11
                                           └── host-1          198.18.n.101
 
-The bridge lies in a namespace of its own, so the machine's firewall and forwarding rules do not affect it. Removing
-the namespaces removes everything a run made (`sweeper`). 198.18.0.0/15 is reserved for network tests (RFC 2544).
+The bridge is in a namespace of its own, so the machine's firewall and forwarding rules do not affect it. Removing the
+namespaces removes everything that a run created (`sweeper`). 198.18.0.0/15 is reserved for network tests (RFC 2544).
 
 iptables inside a host's namespace drops or rejects packets. Each fault has one chain, whose counters give the number
 of packets that matched.
@@ -74,7 +74,7 @@ class NetnsBackend:
 
 
 class IptablesNetwork:
-    """The `Network` of the namespaces. Each key has one iptables chain on each host with rules of that key."""
+    """The `Network` of the namespaces. Each key has one iptables chain on every host that its rules affect."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._enter = {host.name: host.enter for host in hosts}
@@ -122,10 +122,10 @@ def _match(rule: Rule) -> list[str]:
 
 @contextmanager
 def _guarded() -> Iterator[str]:
-    """Yield the prefix of this process's namespaces. They are removed afterwards, however the process ends."""
+    """Yield the prefix of this process's namespaces. They are removed afterwards, even if the process is killed."""
     pid = os.getpid()
     prefix = sweeper.prefix_of(pid)
-    # A session of its own: a signal to this process group or terminal must not end the guardian.
+    # The guardian gets a separate session: a signal to this process group or terminal must not end it.
     guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", sweeper.__file__, str(pid), prefix],
         stdin=subprocess.DEVNULL,

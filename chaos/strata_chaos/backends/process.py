@@ -1,4 +1,4 @@
-"""The process backend: all processes on loopback. It has no requirements, and no network to partition."""
+"""The process backend: all processes on loopback. It runs on every machine, but cannot partition the network."""
 
 from __future__ import annotations
 

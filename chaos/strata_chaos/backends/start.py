@@ -13,7 +13,7 @@ from strata_chaos.backends.certificates import RunCertificates
 from strata_chaos.scenario import Topology
 
 PLAINTEXT: Final = Credentials(insecure=True)
-"""Plaintext is fine on loopback and on a run's own bridge, which is removed with the run."""
+"""Plaintext is acceptable on loopback, and on a run's own bridge, which is removed with the run."""
 
 
 def part_names(topology: Topology, *, workers: int) -> list[str]:
@@ -51,7 +51,7 @@ def start(
         etcd_members=topology.etcd,
         coordinators=topology.coordinators,
         detect_s=topology.detect_s,
-        fsync=False,  # no fault is a power cut, and a killed process loses nothing that it wrote to the kernel
+        fsync=False,  # no fault is a power cut, and data that a killed process had written to the kernel is not lost
         etcd_placements=[host.placement for host in etcd],
         placements=[host.placement for host in coordinators],
         etcd_tls=certificates.etcd if certificates else None,

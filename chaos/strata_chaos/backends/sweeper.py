@@ -3,9 +3,9 @@
 All network parts of a run belong to named namespaces, so nothing else has to be removed. The name
 `strata-chaos-<pid>-<start time of that process>-<host>` identifies the process that owns the namespace.
 
-Three callers: a run at its end; the next run at its start, for runs whose process has died; and a guardian process,
-`python -I -S sweeper.py PID PREFIX`. The guardian waits until process PID ends and sweeps if PID could not. It uses
-the standard library only and starts in 10 ms.
+A run sweeps at its end. The next run sweeps at its start, for runs whose process has died. Each run also has a
+guardian process, `python -I -S sweeper.py PID PREFIX`: it waits until process PID has ended, and sweeps any
+namespaces that PID left. It uses the standard library only and starts in 10 ms.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def sweep(prefix: str) -> list[str]:
         time.sleep(_POLL_S)
     for name in found:
         subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-        # the kernel removes this link with the bridge's namespace, but a moment later
+        # the kernel also removes this link after the bridge's namespace, but not immediately
         subprocess.run(["ip", "link", "delete", link_of(name)], check=False, capture_output=True)
     return found
 
 
 def link_of(namespace: str) -> str:
-    """Return the name of this machine's own end of the link to a run's bridge."""
+    """Return the name of the link to a run's bridge on this machine's side."""
     return f"sc{namespace.split('-')[2]}"
 
 
 def sweep_abandoned() -> list[str]:
-    """Sweep after every run whose process has died; return the names of the removed namespaces."""
+    """Sweep the namespaces of every run whose process has died; return the names of the removed namespaces."""
     removed = []
     for prefix in {"-".join(name.split("-")[:4]) + "-" for name in namespaces()}:
         pid, started = prefix.split("-")[2:4]

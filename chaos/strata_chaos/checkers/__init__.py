@@ -1,8 +1,8 @@
-"""Checkers: each judges whether a recorded run kept one part of the protocols.
+"""Checkers: each judges whether a recorded run followed one part of the protocols.
 
 They share no code with Strata (an import contract enforces this). They parse keys and values by `docs/keyspace.md`,
-and images by `docs/checkpoints.md`. An operation with unknown outcome may have had its effect or not: a checker
-accepts both, and never treats it as a failure.
+and images by `docs/checkpoints.md`. An operation with unknown outcome may or may not have had its effect: a checker
+accepts both cases, and never treats the operation as a failure.
 """
 
 from __future__ import annotations

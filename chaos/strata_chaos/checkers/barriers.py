@@ -1,10 +1,10 @@
-"""Checks barriers: all ranks or none, once, in the current generation, same result for all (PROTOCOLS 6.2-6.4).
+"""Checks barriers: a round releases all ranks or none, once, in its generation, with one result (PROTOCOLS 6.2-6.4).
 
-Clients bring payloads that are unique in a run, so a payload identifies its arrival. That ties an outcome in etcd to
+Clients bring payloads that are unique in a run, so a payload identifies its arrival, and links an outcome in etcd to
 the clients' records. Each payload in a release must belong to an arrival that had begun when the release was seen.
-Each client that returned must have got exactly that release.
+Each client whose call returned must have got exactly that release.
 
-Compact on purpose: a release is kept as hashes of its payloads, eight bytes each.
+To save memory, the checker keeps a release as hashes of its payloads, eight bytes each.
 """
 
 from __future__ import annotations
@@ -60,12 +60,15 @@ class Barriers:
     # -- etcd
 
     def lost(self, end: State) -> None:
-        """A generation that no storage root names may occur again after a restore, with the same rounds."""
+        """Forget the rounds.
+
+        After a restore a generation that no storage root names may occur again, with the same rounds.
+        """
         self._ended.clear()
 
     def change(self, change: Change, before: State) -> None:
         if change.restoring or change.unserved:
-            return  # rounds end with their worlds; no client sees a release that slipped into a snapshot
+            return  # a restore ends all rounds; no client sees a release that takes effect in a snapshot
         for event in change.events:
             if event.deleted:
                 continue
@@ -165,7 +168,7 @@ class Barriers:
             self._ended_otherwise(record, arrival)
 
     def _began(self, record: Record, arrival: int) -> None:
-        """Judge the first line of an arrival; lines of its retries come later in the same file."""
+        """Judge the first line of an arrival; the lines of its retries come later in the same file."""
         self._begun.add(arrival)
         release = self._arrivals.get(arrival)
         if release is None:

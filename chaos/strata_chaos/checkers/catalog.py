@@ -50,14 +50,14 @@ class Catalog:
         self._saved: dict[tuple[str, int, int, int], set[str]] = defaultdict(set)
         """(job, generation, step, rank) -> sha256 of all data that clients saved there."""
         self._reported: dict[tuple[str, str, str], tuple[float, Where]] = {}
-        """(job, attempt, client) -> when that client first got the report that it is committed."""
+        """(job, attempt, client) -> when that client first got the report that the attempt is committed."""
         self._restored: list[Record] = []
         self._newest: dict[tuple[str, int], tuple[int, int]] = {}
 
     # -- etcd
 
     def lost(self, end: State) -> None:
-        """Keep all commits: `restores/committed-kept` judges whether they exist again."""
+        """Keep all commits: the rule `restores/committed-kept` judges whether they exist after the restore."""
 
     def change(self, change: Change, before: State) -> None:
         self._lives.change(change)
@@ -78,7 +78,7 @@ class Catalog:
                     self._points[change.life, event.key.job, head.get("generation", 0)] = head.get("restore")
 
     def _restored_change(self, change: Change) -> None:
-        """Count the records that a restore adopts as committed from then on, unless they were committed before."""
+        """Count records that a restore adopts as committed at this change, unless they were committed before."""
         for event in change.of("record"):
             value = event.value or {}
             if value.get("state") == "committed":
@@ -265,7 +265,7 @@ class Catalog:
         path = urlsplit(str(value.get("path", "")))
         folder = Path(unquote(path.path))
         if value.get("state") != "committed" or path.scheme != "file" or not folder.parent.is_dir():
-            return  # not visible here: on another machine, or in an object store
+            return  # this process cannot read it: it is on another machine, or in an object store
         attempt = str(value.get("attempt"))
         problem = problem_of(folder, str(value.get("manifest_digest")), marked=(job, attempt) in reported)
         commit = self._committed.get((job, attempt))

@@ -10,7 +10,7 @@ from strata_chaos.checkers.truth import Change, Clock, State
 from strata_chaos.history import Record, Where
 
 MOST: Final = 20
-"""Violations of one rule that are kept; further ones are only counted."""
+"""How many violations of one rule are kept; further violations are only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of one checker. `rules` maps a rule's name to its promise."""
+    """Findings of one checker. `rules` maps a rule's name to the property that it requires."""
 
     checker: str
     rules: dict[str, str]
@@ -35,7 +35,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def check(self, rule: str, holds: bool, message: str, *evidence: Where) -> bool:
-        """Count one judgement of the rule, keep the violation if it does not hold, and return `holds`."""
+        """Count one judgement of the rule, keep a violation if `holds` is false, and return `holds`."""
         assert rule in self.rules, rule
         self.judged[rule] += 1
         if not holds:
@@ -50,7 +50,7 @@ class Findings:
 class Checker(Protocol):
     """Judges one part of the protocols. It gets all changes of etcd first, then all other records.
 
-    It keeps no records, only facts from them in a compact form, so that a long run fits into memory.
+    It keeps no records, only compact facts from the records, so that a long run fits into memory.
     """
 
     findings: Findings
@@ -60,7 +60,7 @@ class Checker(Protocol):
         ...
 
     def lost(self, end: State) -> None:
-        """Note that etcd was lost while it held `end`: the following changes are of its next life."""
+        """Note that etcd was lost with the state `end`: the following changes are of the next life."""
         ...
 
     def record(self, record: Record) -> None:

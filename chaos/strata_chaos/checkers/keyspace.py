@@ -13,7 +13,7 @@ ROOT: Final = "/strata/v1/"
 
 
 class Key(NamedTuple):
-    """A parsed key. `kind` as in the tables below; `ids` are the variable parts, numbers as integers."""
+    """A parsed key. `kind` is from the tables below; `ids` are the key's variable parts, numbers as integers."""
 
     kind: str
     job: str

@@ -1,7 +1,7 @@
-"""Checks leadership: one instance per epoch, growing epochs, and no write of a leader after its epoch.
+"""Checks leadership: one instance for each epoch, growing epochs, and no write of a leader after its epoch.
 
-A *leader's write* is one that only a controller makes: its value or its key names an epoch. The current epoch is the
-create_revision of the leader key (PROTOCOLS 4).
+A *leader's write* is a write whose key or value names an epoch; only a controller makes such writes. The current
+epoch is the create_revision of the leader key (PROTOCOLS 4).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Leadership:
         if kind == "leader":
             self._leader(change, event)
         elif change.restoring:
-            return  # not a leader's write: `restores/alone` judges which keys a restore may write
+            return  # not a leader's write: the rule `restores/alone` judges which keys a restore may write
         elif (
             not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _needs_no_leader(event)
         ):
@@ -120,7 +120,7 @@ class Leadership:
             self._note(0, record.result["create_revision"])
 
     def lost(self, end: State) -> None:
-        """Start anew: epochs are revisions, which are comparable only within one life of etcd."""
+        """Forget the epochs: they are revisions, which are comparable only within one life of etcd."""
         self._judge_samples()
         self._samples.clear()
         self._last_epoch = self._last_revision = 0
@@ -134,7 +134,7 @@ class Leadership:
     def _judge_samples(self) -> None:
         for revision, epoch, record in self._samples:
             if revision > self._last_revision:
-                continue  # the record ends before that revision
+                continue  # the observer's record ends before the sample's revision
             expected = self._epochs[bisect_right(self._since, revision) - 1]
             self.findings.check(
                 "samples-agree",
@@ -153,7 +153,7 @@ class Leadership:
 
 
 def _needs_no_leader(event: Event) -> bool:
-    """Return whether a job was resumed, or paused at once, by request: these writes need no leader."""
+    """Return whether a request itself wrote the phase, by a resume or an immediate pause. That needs no leader."""
     value = event.value or {}
     return event.key.kind == "phase" and (
         value.get("phase") == "running" or (value.get("phase") == "paused" and not value.get("epoch"))

@@ -1,11 +1,11 @@
-"""Checks restores: after a loss of etcd, everything acknowledged exists again (PROTOCOLS 9).
+"""Checks restores: after a loss of etcd, every acknowledged commit exists again (PROTOCOLS 9).
 
-The transaction that ends a restore is compared with the last state of the lost etcd. If a client got the report of a
-commit before that transaction, the commit must exist after it. A commit that no client knows may be missing, because
-its marker may not have been on disk yet.
+The checker compares the state after the transaction that ends a restore with the last state of the lost etcd. If a
+client got the report of a commit before that transaction, the commit must exist after the transaction. A commit that
+was reported to no client may be missing, because its marker may not have been on disk yet.
 
-Generations, epochs and revisions belong to one uid. A restore knows a generation only if a backup or storage names it.
-So a job without saves may number its generations anew, and a job with saves must not.
+Generations, epochs and revisions belong to one uid. A restore knows a generation only if a backup or storage names
+it. So the generations of a job without saves may begin at 1 again; those of a job with saves must not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROCESSES: Final = frozenset(
     {"leader", "replica", "worker", "chunk", "outcome", "arrived", "payloads", "floor", "standbys"}
     | {"coordinator", "failed", "done", "stopped", "held", "notice", "reshape", "reader", "rewind"}
 )
-"""Keys about processes. A restore removes them, and no other writer may write them until it has ended."""
+"""Keys about processes. A restore removes them, and no writer may write them until the restore has ended."""
 
 
 _LOSSES: Final = ("restore-", "rebuild-")
@@ -37,7 +37,7 @@ _LOSSES: Final = ("restore-", "rebuild-")
 
 
 class Loss(NamedTuple):
-    """A checkpoint that was committed when etcd was lost, and not after the restore, which ended at `t`."""
+    """A checkpoint that was committed when etcd was lost, but not after the restore that ended at `t`."""
 
     job: str
     attempt: str
@@ -68,7 +68,7 @@ class Restores:
         """Whether this life began from an older snapshot, and no restore has begun yet."""
         self._slipped = 0
         self._committed: dict[tuple[str, str], int] = {}
-        """(job, attempt) -> step, of the commits that etcd held when it was lost."""
+        """(job, attempt) -> step, for the commits in etcd at its loss."""
         self._uids: set[str] = set()
         self._lost_uid = ""
         self._kept: list[tuple[str, str, float]] = []
@@ -105,7 +105,7 @@ class Restores:
         self._snapshot = self._snapshot and not change.restoring
         for event in change.events:
             if self._snapshot and event.key.kind not in {"uid", "leader"}:
-                self._slipped += 1  # its replica rejects the answer, which has an older revision
+                self._slipped += 1  # the writing replica rejects etcd's answer, whose revision is older
             elif not event.deleted:
                 self.findings.check(
                     "alone",
@@ -125,7 +125,7 @@ class Restores:
             self._end(change, before, str((ends[0].value or {}).get("uid")), ends[0].where)
 
     def _end(self, change: Change, before: State, uid: str, where: Where) -> None:
-        """Judge the end of a restore; `before` holds everything that it wrote below the jobs."""
+        """Judge the end of a restore; `before` has all keys that the restore wrote below the jobs."""
         self.findings.check(
             "lineage",
             uid not in self._uids and uid.partition(".")[0] == self._lost_uid.partition(".")[0],

@@ -1,8 +1,8 @@
-"""Checks samples: up to a commit, a training used every sample of an epoch exactly once (PROTOCOLS 7).
+"""Checks samples: up to a commit, a training must use every sample of an epoch exactly once (PROTOCOLS 7).
 
-A rank records the samples of a step before it saves that step. A world that starts from a checkpoint repeats the steps
-after it, with the same samples. So a sample belongs to one step of its epoch in every world. The steps up to the last
-commit that a client knows have used all samples of every epoch that ended in them.
+A rank records the samples of a step before it saves that step. A world that starts from a checkpoint repeats the
+steps after the checkpoint, with the same samples. So a sample must belong to the same step of its epoch in every
+world. If an epoch ended before the last commit that a client knows, its steps must have used all its samples.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Samples:
     def __init__(self) -> None:
         self.findings = Findings("samples", RULES)
         self._steps: dict[tuple[str, int, int], tuple[int, Where]] = {}
-        """(job, epoch, sample) -> the step that used it."""
+        """(job, epoch, sample) -> the step that used the sample."""
         self._ranks: dict[tuple[str, str, int, int, int, int], int] = {}
-        """(job, uid, generation, epoch, step, sample) -> the rank that used it."""
+        """(job, uid, generation, epoch, step, sample) -> the rank that used the sample."""
         self._used: dict[tuple[str, int], set[int]] = {}
         """(job, epoch) -> samples used."""
         self._last: dict[tuple[str, int], tuple[int, int, Where]] = {}
-        """(job, epoch) -> its last step, its length, and the line of that step."""
+        """(job, epoch) -> the epoch's last step, its length, and the line of that step."""
         self._committed: dict[str, int] = {}
 
     def change(self, change: Change, before: State) -> None:
-        """Ignore it: etcd holds nothing about samples."""
+        """Ignore the change: etcd has no keys about samples."""
 
     def lost(self, end: State) -> None:
-        """Keep all counts: samples count across all lives of etcd."""
+        """Keep all counts: an epoch may extend over several lives of etcd."""
 
     def record(self, record: Record) -> None:
         args = record.args

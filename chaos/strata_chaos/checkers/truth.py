@@ -1,4 +1,4 @@
-"""etcd's side of a run: transactions in order, the state before each, and when they were committed.
+"""etcd's side of a run: the transactions in order, the state before each, and the commit times.
 
 A run may have several *lives* of etcd. A life begins with empty disks or with a snapshot, and ends with the loss of
 all members. Revisions, epochs and incarnations are comparable only within one life. `Lives.of` maps a cluster's uid to
@@ -17,7 +17,7 @@ from strata_chaos.history import Record, Where
 
 
 class Held(NamedTuple):
-    """A key at some revision."""
+    """The state of a key at one revision."""
 
     create_revision: int
     mod_revision: int
@@ -38,15 +38,15 @@ class Event(NamedTuple):
 
 
 LIFE: Final = 10**12
-"""More than the number of revisions in any life."""
+"""A number above every revision of a life."""
 
 
 class Change(NamedTuple):
     """All events of one revision, which is one transaction; `t` is when the observer saw it.
 
-    `restoring`: a restore was in progress, which may write keys that no replica may. `unserved`: etcd had been lost,
-    and no restore had ended yet. A transaction in flight may then take effect in an older snapshot; no client gets
-    its result.
+    `restoring`: a restore was in progress; a restore may write keys that replicas must not write. `unserved`: etcd
+    had been lost, and no restore had ended yet. A transaction that was in flight at the loss may then take effect in
+    an older snapshot, and no client gets its result.
     """
 
     revision: int
@@ -58,7 +58,7 @@ class Change(NamedTuple):
 
     @property
     def at(self) -> int:
-        """The revision made unique across lives; in the first life it is the revision itself."""
+        """A number for the revision that is unique across lives; in the first life the revision itself."""
         return at(self.life, self.revision)
 
     def of(self, kind: str, *, deleted: bool = False) -> Iterator[Event]:
@@ -67,7 +67,7 @@ class Change(NamedTuple):
 
 
 def at(life: int, revision: int) -> int:
-    """Return a revision made unique across lives."""
+    """Return a number for the revision that is unique across lives."""
     return (life - 1) * LIFE + revision
 
 
@@ -82,7 +82,7 @@ class Lives:
             self._of.setdefault(str((event.value or {}).get("uid")), change.life)
 
     def of(self, uid: object) -> int:
-        """Return the life of a uid; the first one for a client that records no uid."""
+        """Return the life of a uid; the first life for a client that records no uid."""
         return self._of.get(str(uid), 1)
 
 
@@ -100,7 +100,7 @@ class State:
         return found.value if found is not None else None
 
     def all(self, kind: str, job: str | None = None) -> Iterator[tuple[Key, Held]]:
-        """Yield every key of a kind. This walks over all keys: for rare use."""
+        """Yield every key of a kind. This is slow, because it walks over all keys."""
         return (
             (key, held)
             for key, held in self.held.items()
@@ -117,7 +117,7 @@ class State:
 
 @dataclass(slots=True)
 class Clock:
-    """When revisions were committed, as exactly as the observer's samples show."""
+    """Bounds for the commit times of revisions, from the observer's samples."""
 
     _revisions: list[int] = field(default_factory=list)
     _begun: list[float] = field(default_factory=list)
@@ -133,13 +133,13 @@ class Clock:
             self._begun[-1] = max(self._begun[-1], t0)
 
     def not_before(self, revision: int) -> float:
-        """Return a time before which `revision`, a `Change.at`, was certainly not committed."""
+        """Return a lower bound for the commit time of `revision`, which is a `Change.at`."""
         index = bisect_left(self._revisions, revision) - 1
         return self._begun[index] if index >= 0 else float("-inf")
 
 
 def changes(records: Iterable[Record], state: State, life: int = 1) -> Iterator[Change | Record]:
-    """Yield the transactions of one life, and the observer's other records unchanged. `state` is the state before each.
+    """Yield one life's transactions, and the observer's other records unchanged. `state` precedes each transaction.
 
     The caller applies a change to `state` before it takes the next one.
     """

@@ -1,12 +1,12 @@
-"""Checks relayed watches: exactly etcd's events, in order, once, across every resume (PROTOCOLS 3.2-3.4).
+"""Checks relayed watches: each of etcd's events arrives once, in order, across every resume (PROTOCOLS 3.2-3.4).
 
-A reader's stream is compared event by event with etcd's, from the stream's position to the revision that each message
-reaches. A message marked `resync` begins a whole state, which must be that of the revision it reaches. A stream without
-a resume token must begin with a resync.
+Each message of a reader's stream covers the events from the stream's position to the message's revision. The checker
+compares them one by one with etcd's events. A message marked `resync` begins a full state, which must equal etcd's
+state at the message's revision. A stream without a resume token must begin with a resync.
 
-A silent stream delivers nothing wrong, so silence has its own rule. An event in etcd must arrive within `SILENT_S`, not
-counting time in which a fault was in force or had been shortly before. A progress message that does not reach the event
-does not satisfy the rule, because a replica whose own watch of etcd is stuck sends those too.
+A stream that delivers nothing breaks none of these rules, so silence has its own rule. An event in etcd must arrive
+within `SILENT_S`, not counting the time of a fault and a short time after it. A progress message below the event's
+revision does not satisfy the rule, because a replica whose own watch of etcd is stuck sends such messages too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RULES: Final = {
 }
 
 SILENT_S: Final = 10.0
-"""How long a stream may withhold an event: far above any delivery time without a fault."""
+"""How late a stream may deliver an event: far above any delivery time without a fault."""
 CALM_S: Final = 10.0
-"""How long after healing a fault may still delay a stream: detection, a new connection."""
+"""How long a healed fault may still delay a stream: until detection and a new connection."""
 NOTICED_S: Final = 5.0
-"""A parent notices the end of its child within this time, so the child may have been dead for that long."""
+"""A parent notices its child's death within this time, so the child may have been dead for that long."""
 
 LiveReports = tuple[str, int, str | None]
 """A key below the job, the revision, and the digest of its value; None for a deletion."""
@@ -103,7 +103,7 @@ class JobLog:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A period, longer than `SILENT_S`, in which a stream withheld an event or its first message."""
+    """A period, longer than `SILENT_S`, in which a stream did not deliver an event or its first message."""
 
     since_t: float
     until_t: float
@@ -121,7 +121,7 @@ class Stream:
     begun: Where
     opened_t: float
     life: int = 0
-    """Life of etcd that the stream's cluster belongs to; 0: not known before the first message."""
+    """Life of etcd that the stream's cluster belongs to; 0 until the first message names the cluster."""
     index: int = 0
     silences: list[Silence] = field(default_factory=list)
     resyncing: bool = False
@@ -143,7 +143,7 @@ class Watches:
         self._last: dict[int, int] = {}
         """Life -> last revision."""
         self._closed: list[tuple[str, Stream]] = []
-        """Streams that lasted long enough to be judged for silence."""
+        """Streams that were open long enough to be judged for silence."""
         self._faults: dict[object, tuple[float, float]] = {}
         self._died: dict[int, float] = {}
         """Process -> time from which it may have been dead."""
@@ -222,7 +222,7 @@ class Watches:
             self._end_t = record.t0
 
     def _owed(self, stream: Stream, until_t: float) -> None:
-        """Note how long a stream that delivers a message, or ends, withheld an event before."""
+        """Note how late an event is when its stream delivers a message or ends."""
         since_t, owed = stream.opened_t, "a first message"
         if stream.position is not None:
             log = self._logs[stream.life, stream.job]
@@ -300,7 +300,7 @@ class Watches:
     def finish(self, clock: Clock, end: State) -> None:
         """Judge the silences, now that all faults are known.
 
-        A stream without a recorded end ended with its process, or with the run.
+        If a stream's end is not recorded, the stream ended with its process or with the run.
         """
         for (client, process, _stream), stream in self._streams.items():
             ended_t = min(self._end_t, self._died.get(process, self._end_t))

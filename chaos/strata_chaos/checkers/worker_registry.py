@@ -1,11 +1,12 @@
 """Checks the registry of workers: keys are deleted for a reason, and incarnations are right (PROTOCOLS 5).
 
 A deletion needs a reason in the histories: the member left, its process was killed or ended, a fault hit its path or
-its process, or it was replaced. A process is known to have lived only if it recorded something later. So a deletion is
-a violation if the process was alive after it, had not announced its departure, and no fault touched it.
+its process, or it was replaced. A process is known to have been alive at the deletion only if it recorded something
+later. So a deletion is a violation if the process recorded something later, had not announced its departure, and no
+fault touched it.
 
-Members that register by unary calls and heartbeats die by missing heartbeats, which a slow call also causes. For them
-only the other rules are judged.
+Members that use unary calls are removed when their heartbeats are missing, and a slow call is enough for that. So
+this rule is not judged for them; the other rules are.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ RULES: Final = {
 }
 
 WINDOW_S: Final = 20.0
-"""How long before a deletion a fault that explains it may have been healed: detection, grace, orphans."""
+"""A fault explains a deletion up to this long after its healing: detection, grace, orphans."""
 NOTICED_S: Final = 5.0
-"""A parent notices the end of its child within this time; earlier than that, the child was alive."""
+"""A parent notices its child's death within this time; before that, the child was alive."""
 WITHDRAWN_S: Final = 1.0
-"""How long after an abandoned join the deletion of its key may be seen."""
+"""How long after an abandoned join its key may be deleted."""
 _ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
 _TOUCHING: Final = ("member", "rank", "supervisor", "worker", "client", "host")
 """Words in names of faults that touch members or their path; other faults must remove no member."""
@@ -59,7 +60,7 @@ class Registry:
         self._lives = Lives()
         self._leaving: dict[tuple[int, str], float] = {}
         self._given_up: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-        """(process, worker) -> periods of abandoned joins, and shortly after, in which its key may be deleted."""
+        """(process, worker) -> periods in which the worker's key may be deleted, since the process abandoned a join."""
         self._killed: dict[int, float] = {}
         self._alive_until: dict[int, tuple[float, Where]] = {}
         self._unary: set[int] = set()
@@ -157,7 +158,7 @@ class Registry:
             self._lived(args["pid"], record.t0 - NOTICED_S, record.where)
 
     def _gave_up(self, record: Record) -> None:
-        """Note a join that ended without a place: it withdraws its registration."""
+        """Note a join that ended without a place: the client withdraws its registration."""
         if record.outcome is not Outcome.OK and record.t1 is not None:
             key = record.process, record.args["worker"]
             self._given_up[key].append((record.t0, record.t1 + WITHDRAWN_S))

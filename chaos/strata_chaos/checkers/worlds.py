@@ -1,7 +1,7 @@
-"""Checks worlds: generations rise one by one, each is described once and consistently, survivors keep their places.
+"""Checks worlds: generations rise one by one, each has one consistent description, survivors keep their places.
 
-See PROTOCOLS 6.1. Each head is judged in the transaction that writes it. The places that clients record are compared
-with the chunks.
+See PROTOCOLS 6.1. The checker judges each head of a world in the transaction that writes it. It compares the places
+that clients record with the world's chunks in etcd.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Worlds:
         self._heads: dict[str, tuple[int, tuple[Place, ...]]] = {}
 
     def lost(self, end: State) -> None:
-        """Start anew. `restores/generations-rise` judges the first generation after the restore."""
+        """Forget the worlds. The rule `restores/generations-rise` judges the first generation after the restore."""
         self._born.clear()
         self._heads.clear()
 
@@ -200,4 +200,4 @@ class Worlds:
         )
 
     def finish(self, clock: Clock, end: State) -> None:
-        """Do nothing: every rule is judged on the way."""
+        """Do nothing: every rule was judged with the changes and records."""

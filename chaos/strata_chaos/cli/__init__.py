@@ -1,4 +1,4 @@
-"""The `strata-chaos` command: one file a command, put together in `strata_chaos.cli.app`."""
+"""The `strata-chaos` command: one file for each subcommand, assembled in `strata_chaos.cli.app`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OUT = Path(".strata/chaos")
 LONGEST_S = 1e6
-"""Upper limit of `--duration`, more than eleven days: a larger value is a mistake."""
+"""Upper limit of `--duration`, more than eleven days: a larger value must be a mistake."""
 MOST_SEEDS = 100_000
 
 
@@ -95,7 +95,7 @@ def run(
 
 
 def _one(wish: RunSpec, out: Path, *, keep: bool, quiet: bool) -> Result:
-    """Run one wish in a new folder, and print its progress."""
+    """Run as one wish specifies, in a new folder, and print the progress."""
     from strata_chaos.run import runner  # noqa: PLC0415
     from strata_chaos.run.folder import RunFolder  # noqa: PLC0415
 
@@ -105,7 +105,7 @@ def _one(wish: RunSpec, out: Path, *, keep: bool, quiet: bool) -> Result:
     def say(line: str) -> None:
         console.print(f"{time.monotonic() - begin:7.1f} s  {line}", markup=False)
 
-    wish.plan()  # raises for an impossible wish before a folder is made
+    wish.plan()  # raises for an impossible run before a folder is made
     name = f"{wish.scenario.name}-{wish.seed}-{wish.backend}"
     folder = RunFolder.create(out, name)
     console.print(f"{wish.scenario.name}: {wish.scenario.title}", markup=False)
@@ -128,7 +128,7 @@ def _first_backend(names: tuple[str, ...]) -> str:
 
 
 def _duration(requested_s: float, own_s: float) -> float:
-    """Return the seconds of faults; `asked_s` 0 takes the scenario's own duration."""
+    """Return the duration of the faults; if `requested_s` is 0, the scenario's own duration."""
     if requested_s and not 1 <= requested_s <= LONGEST_S:  # NaN fails this too
         raise ConfigError(
             f"--duration: {requested_s:g} s is not between 1 s and {LONGEST_S:g} s",

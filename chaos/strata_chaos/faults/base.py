@@ -1,7 +1,7 @@
 """The interface of faults: name, availability, injection, proof of effect, healing.
 
-A fault is stateless; a `Wound` holds the state of one injection. A missing error is never taken as proof of an effect:
-`took_effect` checks it and returns the evidence.
+A fault is stateless; a `Wound` holds the state of one injection. An injection without an error does not prove an
+effect: `took_effect` checks the effect and returns the evidence.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from strata_chaos.run.system import System
 
 
 class NoTarget(Exception):
-    """No part that this fault breaks is whole now: each is already broken, or has ended."""
+    """The fault has no target now: each part that it could break is already broken, or has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wound:
-    """One injection: the names of its targets, and the state that the fault needs to check and to heal it."""
+    """One injection: the names of its targets, and the state that the fault needs for its check and for healing."""
 
     targets: tuple[str, ...]
     memory: Any = field(default=None, repr=False)

@@ -40,7 +40,7 @@ class LeaderChange:
         return Effect(now is not None and now != old, f"{action}; {now or 'nobody'} leads now")
 
     async def heal(self, system: System, wound: Wound) -> None:
-        """Nothing is broken."""
+        """Do nothing: a change of leader breaks nothing."""
 
 
 FAULTS: Final = (LeaderChange(),)

@@ -1,7 +1,7 @@
 """The nemesis carries out a plan: it injects each fault at its time, checks its effect, and heals it.
 
-Each fault has its own task, so faults may overlap. A fault is healed however its task ends, also if cancelled. Each
-injection and each healing is a record of the history `nemesis.jsonl`.
+Each fault has its own task, so faults may overlap. A fault is healed even if its task fails or is cancelled. The
+nemesis writes each injection and each healing to the history `nemesis.jsonl`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRACE_S: Final = 5.0
 """How long a scripted fault waits for a target."""
 _LOOK_S: Final = 0.02
 _RELEASES: Final = 2
-"""Releases that prove progress: the first after an injection may be of a round that was complete before it."""
+"""Releases that prove progress. One is not enough: its round may have been complete before the injection."""
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
@@ -128,7 +128,7 @@ class Nemesis:
             await asyncio.wait({watching})
 
     async def _wound(self, fault: Fault, planned: PlannedFault) -> tuple[Wound, _Look]:
-        """Inject a fault; return its wound and the state before it.
+        """Inject a fault; return its wound, and the state before the injection.
 
         A scripted fault waits up to `GRACE_S` for its target, for example while etcd elects a leader.
         """
@@ -143,7 +143,7 @@ class Nemesis:
             await asyncio.sleep(_LOOK_S)
 
     async def _injected(self, fault: Fault, planned: PlannedFault) -> Wound:
-        """Inject a fault. If cancelled meanwhile, heal it before raising the cancellation."""
+        """Inject a fault. If cancelled meanwhile, heal the fault before raising the cancellation."""
         task = asyncio.create_task(fault.inject(self._system, random.Random(planned.choice)))
         try:
             await asyncio.wait((task,))
@@ -172,7 +172,7 @@ class Nemesis:
         self._say(f"{fault.name}: healed; {injury.evidence}")
 
     def _note(self, injury: Injury, effect: Effect) -> None:
-        """Note the newest result of `took_effect`, but never replace an effect once seen by none."""
+        """Note the newest result of `took_effect`; a negative result never replaces a positive one."""
         if effect.effective or not injury.effective:
             injury.effective, injury.evidence = effect.effective, effect.evidence
 
@@ -184,7 +184,7 @@ class Nemesis:
         return _Look(self._clock(), monitor.epoch(), releases)
 
     async def _watch(self, injury: Injury, before: _Look) -> None:
-        """Note when a new leader and the next barrier releases are seen while the fault is in force."""
+        """While the fault is in force, note the times of a new leader and of the next barrier releases."""
         while injury.leader_s is None or injury.barrier_s is None:
             passed_s = self._clock() - before.at_s
             if injury.leader_s is None and self._system.monitor.epoch() not in {0, before.epoch}:
@@ -194,7 +194,7 @@ class Nemesis:
             await asyncio.sleep(_LOOK_S)
 
     def _released(self, before: _Look) -> bool:
-        """Whether every job with barriers has made progress since `before`; False if there is no such job."""
+        """Return whether every job with barriers has made progress since `before`; False if no job has barriers."""
         return bool(before.releases) and all(
             self._system.monitor.releases(job) >= count + _RELEASES for job, count in before.releases.items()
         )
@@ -228,7 +228,7 @@ class Nemesis:
         self._say(problem)
 
     def _disturbed(self) -> None:
-        """A fault was injected: stop waiting for a healthy system after earlier faults."""
+        """Stop waiting for a healthy system after earlier faults, because another fault was injected."""
         for waiting in self._calm:
             waiting.cancel()
 
@@ -258,7 +258,7 @@ class Nemesis:
 
 
 async def _finished(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of `work`; a cancellation meanwhile is raised only after `work` is done."""
+    """Return the result of `work`; if cancelled meanwhile, raise the cancellation after `work` is done."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task,))

@@ -24,7 +24,7 @@ _keys = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Applies the rules that `draw` returns, on the hosts they name."""
+    """The `Fault` that applies the rules that `draw` returns, on the hosts that the rules name."""
 
     name: str
     summary: str
@@ -141,7 +141,7 @@ async def _rejecting_leader(system: System, rng: random.Random) -> tuple[tuple[s
 
 
 def _rejections(system: System, one: str, two: str) -> list[Rule]:
-    """Reject outgoing packets on both hosts: a rule for incoming packets would also drop the resets."""
+    """Return rules for outgoing packets of both hosts: rules for incoming packets would also drop the resets."""
     return [
         Rule(host=host, peer=system.host(peer).address, inbound=False, reject=True)
         for host, peer in ((one, two), (two, one))

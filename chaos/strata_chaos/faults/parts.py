@@ -40,15 +40,15 @@ class Part(Protocol):
         ...
 
     def revive(self) -> None:
-        """Restart the process after a kill, unless its workload does that."""
+        """Restart the process after a kill, unless its workload restarts it."""
         ...
 
     def killed(self) -> tuple[bool, str]:
-        """Return whether SIGKILL ended it, and the evidence."""
+        """Return whether SIGKILL ended the process, and the evidence."""
         ...
 
     def frozen(self) -> tuple[bool, str]:
-        """Return whether it is stopped, and the evidence."""
+        """Return whether the process is stopped, and the evidence."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Injuries: the nemesis's record of the planned faults and their effects. The report is made from them."""
+"""Injuries: the nemesis's record of the planned faults and their effects, from which the report is made."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from strata_chaos.faults.schedule import PlannedFault
 class Injury:
     """One planned fault, its effect and the recovery from it. Times are in seconds.
 
-    `leader_s`: from the injection to a new leader's epoch, if there was one. `barrier_s`: until every job had its next
-    barrier releases, from the injection, or from healing if those needed it (`barrier_needed_healing`). `whole_s`: from
-    healing until the system was healthy again, unless the next fault started before.
+    `leader_s`: from the injection to a new leader's epoch, if there was one. `barrier_s`: until every job had its
+    next barrier releases, counted from the injection; with `barrier_needed_healing`, counted from healing. `whole_s`:
+    from healing until the system was healthy again; None if another fault started before that.
     """
 
     planned: PlannedFault
@@ -23,7 +23,7 @@ class Injury:
     injected: bool = False
     effective: bool = False
     evidence: str = ""
-    """Evidence of the effect, or the reason why the fault was not injected."""
+    """The evidence of the effect, or the reason why the fault was not injected."""
     held_s: float = 0.0
     leader_s: float | None = None
     barrier_s: float | None = None

@@ -1,10 +1,10 @@
 """Faults that lose etcd's data and are healed by a restore command (PROTOCOLS 9).
 
-    backup → more commits → etcd is lost → the fault is held → the restore command
+    backup → more commits → etcd is lost → the duration of the fault → the restore command
 
-Agents and clients run all the time. Coordinators are paused just before the loss, until the observer has recorded
-everything that etcd holds. Otherwise the last acknowledged writes would be in no record, and no checker could demand
-them.
+Agents and clients run all the time. The fault pauses the coordinators just before the loss, until the observer has
+recorded all of etcd's events. Otherwise the last acknowledged writes would be in no record, and no checker could
+require them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from strata_chaos.run.system import System
 MORE: Final = 2
 """How many checkpoints should be committed after the backup."""
 MORE_S: Final = 8.0
-"""How long those commits may take; then fewer must do."""
+"""How long the fault waits for those commits; after that it continues with fewer."""
 COMMAND_S: Final = 60.0
 _SETTLE_S: Final = 0.5
-"""From pausing the coordinators until their last requests have reached etcd."""
+"""How long the last requests of paused coordinators may take to reach etcd."""
 _LOOK_S: Final = 0.1
 
 
@@ -60,7 +60,7 @@ class RestoreFault:
     loss: Loss
     command: str
     adopts: bool = True
-    """Whether the command gets the storage roots. If not, the harm is planted: a checker has to find it."""
+    """Whether the command gets the storage roots. If not, commits are lost on purpose, and a checker must report it."""
 
     def available(self, backend: str) -> str:
         return ""

@@ -1,8 +1,8 @@
 """The plan of a run: start and duration of each fault, all drawn from one seed before the first fault.
 
-The plan names kinds of processes, not processes: the nemesis looks up "the leader" when the time comes. Other choices
-at that time (which follower, which pair) follow from the entry's `choice`, a number from the same seed. So a seed
-gives the same plan on every machine, and its runs aim at the same roles.
+The plan names roles, not processes: the nemesis looks up "the leader" at the time of injection. Its other choices at
+that time (which follower, which pair) follow from the entry's `choice`, a number from the same seed. So a seed gives
+the same plan on every machine, and all its runs aim at the same roles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PlannedFault:
 
     @property
     def end_s(self) -> float:
-        """When the fault is healed."""
+        """The time at which the fault is healed."""
         return round(self.at_s + self.hold_s, 1)
 
 
@@ -88,7 +88,7 @@ def _drawn(
     usable: Collection[str],
     scripted: Collection[_Entry],
 ) -> Iterator[_Entry]:
-    """Yield drawn faults. Scripted faults count towards `overlap`, so that no drawn fault takes their target."""
+    """Yield drawn faults. Scripted faults count towards `overlap`, so that drawn faults leave their targets free."""
     weights = {name: weight for name, weight in spec.weights.items() if name in usable and weight > 0}
     if not weights:
         return

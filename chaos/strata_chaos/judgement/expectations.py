@@ -17,11 +17,11 @@ from strata_chaos.scenario import Expectations
 
 CHECKER: Final = "expectation"
 SHORT_BARRIER: Final = "hurry"
-"""Barriers of this name get too little time on purpose (`workloads.barriers`)."""
+"""The name of barriers whose deadline is too short on purpose (`workloads.barriers`)."""
 
 
 SAVE_S: Final = 30.0
-"""A save that has not ended after this time has failed: the library's own limits are shorter."""
+"""A save that takes longer counts as failed: the library's own limits are shorter."""
 
 
 def judge(folder: Path, expect: Expectations) -> list[Finding]:
@@ -80,7 +80,7 @@ def _nemesis(history: History) -> Iterator[Record]:
 
 
 def _parts(record: Record) -> list[str]:
-    """Return the components of an event's key below the cluster's root; none for other records."""
+    """Return the components of an event's key below the cluster's root; empty for a record without a key."""
     if record.op != "etcd.event":
         return []
     return str(record.result["key"]).split("/")[4:]
@@ -111,7 +111,7 @@ def _barrier(record: Record) -> str:
 
 
 def _save(record: Record) -> str:
-    """Return why a save failed: etcd holds it as aborted, or a member got any result but its commit."""
+    """Return why a save failed: etcd has it as aborted, or a member got a result other than its commit."""
     if record.op == "checkpoint.save" and record.error is not None:
         return f"{_whose(record)} ended in {record.error.type}: {record.error.message}"
     if record.op == "checkpoint.save" and not record.result.get("committed"):

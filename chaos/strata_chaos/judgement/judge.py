@@ -7,8 +7,9 @@ It makes two streaming passes: etcd's own events, from which the checkers build 
 by one. Memory grows by a few dozen bytes an event, so an hour-long run fits;
 `tests/unit/chaos/judgement/test_judge.py` measures it.
 
-A verdict is *unknown* if the observer's record has a gap, ends early or is missing, or if a file is not a history. Then
-nothing is claimed, but apparent violations are still shown. The report names rules that had nothing to judge.
+A verdict is *unknown* if the observer's record has a gap, ends early or is missing, or if a file is not a history. An
+unknown verdict claims nothing, but still shows apparent violations. The report names the rules that had nothing to
+judge.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCoverage:
-    """One rule: its promise, and how often it was judged and broken."""
+    """One rule: the property it requires, and how often it was judged and broken."""
 
     checker: str
     rule: str
@@ -64,7 +65,7 @@ class RuleCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict of `judge`. `operations` counts ended ones by (op, outcome); any of `uncertainties` makes it unknown."""
+    """The verdict of `judge`. `operations` counts ended ones by (op, outcome); any uncertainty makes it unknown."""
 
     result: Result
     violations: tuple[Violation, ...]
@@ -117,11 +118,11 @@ class _Trial:
     """Announced operations without an end so far: id -> op."""
     life: int = 0
     complete: bool = True
-    """Whether each observer caught up at its end; a killed observer does not record that."""
+    """Whether each observer recorded that it had caught up at its end; a killed observer does not."""
     lines: int = 0
     events: int = 0
     at: Where = NOWHERE
-    """The line read last."""
+    """The place of the line read last."""
 
     def counted(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
@@ -234,7 +235,7 @@ def _verdict(trial: _Trial) -> Verdict:
         list(trial.uncertainties),
         Result.VIOLATION if violations else Result.PASS,
     )
-    if uncertainties:  # an apparent violation may come from an event missing here
+    if uncertainties:  # an event missing from the record may cause an apparent violation
         result = Result.UNKNOWN
         uncertainties += [f"unproven: {violation}" for violation in violations]
         violations = ()

@@ -1,4 +1,4 @@
-"""Errors in the logs of coordinators: each is a finding, whatever fault was in force.
+"""Errors in the logs of coordinators: each error is a finding, even while a fault is in force.
 
 A coordinator logs only impossible events as an *error*: an unexpected exception, a view that differs from etcd.
 Consequences of faults are logged as warnings. So an error is a finding even if the histories show no harm.
@@ -26,7 +26,7 @@ SUSPENDED: Final = frozenset({"replica_suspended"})
 
 
 def errors_in_logs(logs: Path, *, expected: Collection[str] = ()) -> list[Finding]:
-    """Return one finding for each event that a coordinator logged as an error, with its first lines.
+    """Return one finding for each event that a coordinator logged as an error, with the first lines of that event.
 
     Events in `expected` are consequences of the run's faults, and give no finding.
     """
@@ -48,7 +48,7 @@ def errors_in_logs(logs: Path, *, expected: Collection[str] = ()) -> list[Findin
 
 
 def _error(line: str) -> str:
-    """Return the event of a line logged as an error; empty for any other line, also a torn one."""
+    """Return the event of a line logged as an error; empty for any other line and for a torn line."""
     if line.startswith(_BARE):
         return "a traceback"
     try:

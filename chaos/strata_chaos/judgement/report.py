@@ -1,4 +1,4 @@
-"""The report of one run or of many: as text for people and as JSON for programs, with the same contents."""
+"""The report of one run or of many, as text for people and as JSON for programs; both have the same contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strata_chaos.run.folder import SCHEMA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a run. `broken` (exit code 2), `cut_short` and `uncertainties` (3) tell why it proves less."""
+    """The result of a run. `broken`, `cut_short` and `uncertainties` limit what it proves; `exit` ranks them."""
 
     scenario: str
     seed: int
@@ -28,7 +28,7 @@ class Result:
     backend: str
     folder: Path
     asked: str = ""
-    """The value of `--scenario` that finds the scenario, if that is not its name."""
+    """The value of `--scenario` that selects the scenario; empty if that value is the scenario's name."""
     injuries: Sequence[Injury] = ()
     findings: Sequence[Finding] = ()
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def exit(self) -> Exit:
-        """The verdict: violations outweigh everything, then a failed run."""
+        """The exit code of the worst result: a violation, then a failed run, then an unknown verdict, then success."""
         if self.findings:
             return Exit.VIOLATION
         if self.broken:
@@ -83,7 +83,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, maximum and number of some times."""
+    """Median, maximum and number of several durations."""
 
     p50_s: float
     max_s: float
@@ -91,7 +91,7 @@ class Spread:
 
     @classmethod
     def of(cls, times: Iterable[float | None]) -> Spread | None:
-        """Return the spread of the times that are not None; None if there are none."""
+        """Return the spread of the durations that are not None; None if all are None."""
         known = [value for value in times if value is not None]
         return cls(statistics.median(known), max(known), len(known)) if known else None
 
@@ -239,7 +239,7 @@ def operation_table(operations: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def rule_table(rules: Iterable[RuleCoverage]) -> list[str]:
-    """Return the lines of the rule table, how often each was judged and broken, then the rules without judgements."""
+    """Return a table of the rules with their counts of judgements and violations, then the rules never judged."""
     cells: list[tuple[str, ...]] = [("rule", "judged", "broken")]
     cells += [(f"{r.checker}/{r.rule}", str(r.judged), str(r.broken)) for r in rules if r.judged]
     idle = [f"{r.checker}/{r.rule}" for r in rules if not r.judged]

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One property that must hold and did not, with the evidence."""
+    """A violation of a property that must hold, with the evidence."""
 
     checker: str
     message: str

@@ -1,1 +1,1 @@
-"""One run: its programs, the site that it breaks, and the folder that it records. Begin with `runner`."""
+"""One run: its programs, the system that its faults break, and its folder. Begin with `runner`."""

@@ -24,7 +24,7 @@ class ClusterMonitor:
     """Follows one cluster. `run` feeds it until cancelled.
 
     A fault that replaces etcd calls `detach` before, and `attach` once the new cluster is up. The monitor then
-    follows the new cluster through a store that `again` opens. In between, it keeps the last state it saw.
+    follows the new cluster through a store that `again` opens. Between the two calls it keeps its last state.
     """
 
     def __init__(self, store: Store, keys: ClusterKeys, *, again: Again | None = None) -> None:
@@ -39,7 +39,7 @@ class ClusterMonitor:
     def _new_mirror(self, store: Store) -> Mirror:
         mirror = Mirror(
             store, self.keys, new_uid="never-used"
-        )  # a coordinator or a restore has already made one
+        )  # a coordinator or a restore has already made the uid
         mirror.subscribe(self._count_releases)
         return mirror
 
@@ -59,7 +59,7 @@ class ClusterMonitor:
         try:
             await asyncio.wait({self._following})
             if not self._following.cancelled():
-                self._following.result()  # raises, because a mirror never ends by itself
+                self._following.result()  # raises the mirror's error: a mirror ends only with an error
         finally:
             self._following.cancel()
 
@@ -85,7 +85,7 @@ class ClusterMonitor:
         return held.replica if held is not None else None
 
     def holds_lead(self) -> bool:
-        """Whether the instance that the leader key names is registered, and may therefore be alive."""
+        """Return whether the instance that the leader key names is registered; if so, it may be alive."""
         held = self._leader()
         return held is not None and held.instance in self.replicas().values()
 

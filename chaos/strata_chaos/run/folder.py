@@ -1,6 +1,6 @@
 """The folder of a run: its inputs, its histories and its reports.
 
-run.json      the scenario, the seed, the plan, versions: enough to repeat the run
+run.json      the scenario, the seed, the plan, the versions: enough to repeat the run
 *.jsonl       the histories of observer, nemesis, each workload and its clients
 report.txt    the report for people; report.json holds the same for programs
 logs/         the logs of every process
@@ -110,7 +110,7 @@ class RunFolder:
     # -- the reports
 
     def write_report(self, text: str, body: Mapping[str, Any]) -> None:
-        """Write both forms of the report."""
+        """Write the report as text and as JSON."""
         self._write(_TEXT, text)
         self._write(_REPORT, json.dumps(body, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Health check of the whole system, before the first fault and after each fault is healed."""
+"""Health check of the whole system, before the first fault and after each healing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWER_S = 1.0
 
 
 class Health:
-    """Checks one system. `workloads` are the running ones, by job."""
+    """Checks one system. `workloads` are the running workloads, by job."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Health:
             client.close()
 
     async def wait_healthy(self, limit_s: float) -> tuple[float, list[str]]:
-        """Wait until the system is healthy, at most `limit_s`; return the seconds waited and the remaining problems.
+        """Wait at most `limit_s` until the system is healthy; return the seconds waited and the remaining problems.
 
-        Healthy means: no problems, and every job with barriers was released from at least one since this call.
+        Healthy means: there are no problems, and every job with barriers has had a release since this call.
         """
         begin_s = self._clock()
         before = {job: self._system.monitor.releases(job) for job in self._barrier_jobs()}
@@ -79,7 +79,7 @@ class Health:
         return wrong
 
     def _problem_of(self, coordinator: LocalCoordinator) -> str:
-        """Return the problem that a coordinator has or reports; empty if there is none."""
+        """Return why a coordinator does not run, or the problem that it reports; empty if there is none."""
         if coordinator.child.poll() is not None:
             return f"{coordinator.name} {coordinator.child.describe()}"
         client = self._clients.get(coordinator.name)
@@ -91,7 +91,7 @@ class Health:
         try:
             replicas = client.status().replicas
         except StrataError as error:
-            # after a failure this client would wait longer before its next try than this check allows
+            # after a failure this client would not retry within the time of this check
             self._clients.pop(coordinator.name).close()
             return f"{coordinator.name} does not answer: {error.message}"
         for replica in replicas:

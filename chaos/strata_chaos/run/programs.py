@@ -15,9 +15,9 @@ from strata_chaos.backends.base import Site
 from strata_chaos.scenario import Scenario, Workload
 
 STOP_S: Final = 30.0
-"""How long a workload may take to end its clients in order."""
+"""How long a workload may take to shut its clients down cleanly."""
 START_S: Final = 60.0
-"""How long a program may take to its first record: starting Python takes seconds on a busy machine."""
+"""How long a program may take until its first record: starting Python takes seconds on a busy machine."""
 LOOK_S: Final = 0.05
 OBSERVER: Final = "observer"
 READERS: Final = 4
@@ -41,7 +41,7 @@ def members_of(scenario: Scenario) -> list[str]:
 class Programs:
     """Observer and workloads of one run: `start` starts them, `stop_workloads` and `stop_observer` end them.
 
-    `ended` names a program that ended by itself.
+    `ended` names a program that exited without a request.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Programs:
         return placed
 
     async def end_life(self) -> str:
-        """End the observer of this etcd once it has recorded everything; return the problems, in words."""
+        """End the observer of this etcd once it has recorded all events; return the problems, in words."""
         observer, self._observer = self._observer, None  # so that `ended` does not report its end
         return "; ".join(await _stopped({OBSERVER: observer} if observer else {}, STOP_S))
 
@@ -90,7 +90,7 @@ class Programs:
             raise Unavailable(late)
 
     async def running(self) -> str:
-        """Return "" once all programs record, from when on they also end on request; else name the others."""
+        """Return "" once all programs record, and so react to SIGTERM; else a sentence that names the others."""
         return await self._begun([OBSERVER, *self._workloads])
 
     async def _begun(self, waiting: list[str]) -> str:
@@ -105,7 +105,7 @@ class Programs:
             return f"{', '.join(waiting)} recorded nothing within {START_S:g} s"
 
     def ended(self) -> str:
-        """Return which program ended by itself, and how; empty while all run."""
+        """Return which program exited without a request, and how; empty while all programs run."""
         children = [*self._workloads.items()]
         if self._observer is not None:
             children.append((OBSERVER, self._observer))
@@ -115,7 +115,7 @@ class Programs:
         return ""
 
     async def stop_workloads(self) -> list[str]:
-        """End the workloads in order; return the problems, in words."""
+        """Shut the workloads down cleanly; return the problems, in words."""
         return await _stopped(self._workloads, STOP_S)
 
     async def stop_observer(self) -> list[str]:

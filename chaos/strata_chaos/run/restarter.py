@@ -1,7 +1,7 @@
 """The service manager of a run: restarts coordinators and etcd members that ended by themselves.
 
-A coordinator that cannot reach etcd for long exits, as designed, and production restarts it. Any other exit without a
-fault that explains it is a finding.
+A coordinator that cannot reach etcd for long exits by design, and a service manager restarts it. Any other exit is a
+finding, unless a fault explains it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from strata_chaos.run.system import System
 _LOOK_S: Final = 0.25
 _PAUSE_S: Final = 1.0
 _UNAVAILABLE: Final = 3
-"""Exit code of a coordinator that could not reach etcd (DESIGN section 10)."""
+"""Exit code of a coordinator that could not reach etcd (`strata.cli.console.exits`)."""
 
 
 class Restarter:
-    """Keeps one system running. `restarts` counts restarts, `findings` lists the unexplained exits."""
+    """Keeps one system running. `restarts` counts the restarts, and `findings` lists the unexplained exits."""
 
     def __init__(self, system: System, *, say: Callable[[str], None]) -> None:
         self._system = system

@@ -1,4 +1,4 @@
-"""The processes of workloads that faults may hit, read from the workloads' histories.
+"""The workload processes that faults may kill or freeze, read from the workloads' histories.
 
 A workload writes a record `process.started` with pid and role for each process that a fault may kill or freeze. The
 roster reads new records on demand and skips processes that have ended.
@@ -16,7 +16,7 @@ _STARTED = b'"process.started"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A process. Its start time tells it from a later process with the same pid."""
+    """A process. The start time distinguishes it from a later process with the same pid."""
 
     pid: int
     role: str

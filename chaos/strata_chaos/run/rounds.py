@@ -12,7 +12,7 @@ from strata_chaos.run.folder import SCHEMA
 
 
 def worst(results: Sequence[Result]) -> Exit:
-    """Return the verdict of all runs together. A violation outweighs everything else."""
+    """Return the worst verdict of all runs. A violation outweighs everything else."""
     found = {result.exit for result in results}
     for verdict in (Exit.VIOLATION, Exit.INFRASTRUCTURE, Exit.UNKNOWN):
         if verdict in found:

@@ -1,4 +1,4 @@
-"""One run from start to report, and the judgement of a saved run. Begin reading here."""
+"""One run from start to report, and the judgement of a saved run. Readers of this package begin here."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class RunSpec:
 
 
 def run(wish: RunSpec, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
-    """Run a wish, judge it and write the report into the folder; return the result.
+    """Run as `wish` specifies, judge the run and write the report into the folder; return the result.
 
-    A system that does not start is a result too. `ConfigError` is only for a run that can never start.
+    If the system does not start, that is a result too. Raise `ConfigError` only if the run can never start.
     """
     planned = wish.plan()
     backend = backends.ALL[wish.backend]
@@ -139,7 +139,7 @@ def _logs_to(path: Path) -> Iterator[None]:
 
 
 def check(folder: RunFolder) -> Result:
-    """Judge the histories of a saved run again. Findings that the run itself made are kept."""
+    """Judge the histories of a saved run again, and keep the findings that the run itself made."""
     run, scenario, before = folder.run(), folder.scenario(), folder.report()
     result = Result(
         scenario=scenario.name,
@@ -162,7 +162,7 @@ def check(folder: RunFolder) -> Result:
 
 
 OBSERVED = ("recovery", "processes", COMPLAINTS)
-"""Checkers whose findings come from the run itself; the histories do not contain them."""
+"""Checkers whose findings come from the run itself, because the histories do not show them."""
 
 
 def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:

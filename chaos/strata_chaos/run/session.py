@@ -1,4 +1,4 @@
-"""The life of one run on a started site: workloads, health before, faults, health after, end.
+"""One run on a started system: workloads, health check, faults, second health check, end.
 
     observer and workloads start → healthy → faults → healthy again → workloads end → observer ends
 
@@ -38,7 +38,7 @@ from strata_chaos.scenario import Scenario
 BASELINE_S: Final = 90.0
 """How long the system may take to be healthy before the first fault."""
 SETTLE_S: Final = 1.0
-"""Wait between the end of the last client and of the observer: etcd's events reach it within milliseconds."""
+"""Wait after the last client's exit, before the observer's: etcd's events reach the observer within milliseconds."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_S: Final = 0.25
 
@@ -57,7 +57,7 @@ class Account:
 
 
 class _Broken(StrataError):
-    """The run itself cannot go on."""
+    """The run cannot continue: a program failed, or the system is not healthy before the first fault."""
 
 
 class Session:
@@ -88,7 +88,7 @@ class Session:
         self.account = Account()
 
     async def run(self) -> None:
-        """Return once the run is over. A signal ends it early, with all faults healed."""
+        """Return once the run is over. A signal ends the run early, with all faults healed."""
         with _on_signals(self._cut_short):
             try:
                 await self._guarded()
@@ -108,7 +108,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[EtcdStore]:
-        """Open a store without state of an earlier etcd."""
+        """Open a new store, which keeps no state of an earlier etcd."""
         endpoints = self._site.cluster.etcd.endpoints
         async with await EtcdStore.connect(endpoints, tls=self._site.etcd_tls) as store:
             yield store
@@ -188,7 +188,7 @@ class Session:
             raise _Broken("; ".join(problems))
 
     async def _watch_programs(self) -> None:
-        """Raise if a program beside the system ends by itself."""
+        """Raise if the observer or a workload exits without a request."""
         while True:
             await asyncio.sleep(_LOOK_S)
             if problem := self._programs.ended():
@@ -215,7 +215,7 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _on_signals(notify: Callable[[], None]) -> Iterator[None]:
-    """On the first signal call `tell` and cancel the task that entered; on the second exit at once.
+    """On the first signal call `tell` and cancel the task that entered this context; on the second exit immediately.
 
     After such an exit the guardian processes end all children, as after SIGKILL.
     """

@@ -1,7 +1,7 @@
 """The system under test, for faults and health checks: its parts by name, and which parts a fault has claimed.
 
 Names: `coordinator-1…`, `etcd-1…`, and processes of workloads such as `rank:4711`. A fault claims the parts that it
-breaks, so that no second fault takes them for whole.
+breaks, so that no second fault breaks the same parts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Recording(Protocol):
     """The record of one life of etcd: from empty disks or a snapshot to the loss of etcd."""
 
     async def end_life(self) -> str:
-        """End the record once it has all that etcd holds; return the problems, in words."""
+        """End the record once it has all of etcd's events; return the problems, in words."""
         ...
 
     async def begin_life(self, *, listed_at: int) -> None:
-        """Begin the record of a new etcd, from its first revision, or from a list of the keys at `listed_at`."""
+        """Begin the record of a new etcd, either from its first revision or from a list of the keys at `listed_at`."""
         ...
 
 

@@ -1,8 +1,8 @@
 """The barriers workload: K members of a world pass one barrier round after another, with payloads.
 
-All ranks of a generation follow one plan, determined by seed and generation: rounds of all ranks, rounds of a subset,
-rounds with a slow member, and rounds whose deadline is too short for it. A payload names its rank and its step of the
-plan, so it is unique in the whole run.
+All ranks of a generation follow one plan, determined by seed and generation. It has rounds of all ranks, rounds of a
+subset, rounds with a slow member, and rounds whose deadline is too short for the slow member. A payload names its
+rank and its step of the plan, so it is unique in the whole run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strata_chaos.workloads.recording import Recorder
 PAUSE_S: Final = 0.02
 SLOW_S: Final = 0.4
 BUSY_POLL_S: Final = 0.25
-"""Deadline of a round that its slow member is bound to miss."""
+"""Deadline of a round whose slow member always misses it."""
 GRACE_S: Final = 20.0
 BROKEN_WAIT_S: Final = 10.0
 
@@ -66,7 +66,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
             except StaleGeneration:
                 going = joining.rejoin(options, recorder, stop, rank)
             except StrataError:
-                going = False  # the session has ended for good: start a new one
+                going = False  # the session cannot be resumed: start a new session
 
 
 def hold_rounds(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) -> None:
@@ -94,7 +94,7 @@ def hold(
     index: int,
     payload: bytes,
 ) -> bool | None:
-    """Arrive until the outcome is known: released (True), timed out (False), or broken by a death (None)."""
+    """Arrive repeatedly until the outcome is known: True released, False timed out, None broken by a member's death."""
     while not stop.is_set():
         try:
             with recorder.operation(

@@ -1,7 +1,7 @@
 """The checkpoints workload: K members save real files together and restore them; readers poll `latest`.
 
-The data of a save name its rank and step, followed by bytes that depend on seed, generation, step, rank and process.
-The history holds their sha256, by which alone a restore is compared.
+The data of a save begin with rank and step, followed by bytes that depend on seed, generation, step, rank and
+process. The history has only the data's sha256, and a checker compares a restore with that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEP: Final = 3
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Save and restore as a member. Clients beyond the members read `latest`."""
+    """Save and restore as a member; an extra client reads `latest`."""
     if not options.is_member:
         read(options, recorder, stop)
         return
@@ -49,7 +49,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
 
 
 def newer(stop: Stop, rank: RankClient) -> bool:
-    """Wait for the end of a generation that can save no more; False if the session has ended instead."""
+    """Wait for the end of a generation that can save no more; return False if the session ends instead."""
     while not stop.wait(PAUSE_S):
         try:
             rank.check()
@@ -72,7 +72,7 @@ def train(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) ->
 
 @contextlib.contextmanager
 def managed(options: Options, rank: RankClient) -> Iterator[CheckpointManager]:
-    """Open a manager; errors of its last saves are in the history already."""
+    """Open a manager; ignore errors of its last saves, which the history already has."""
     manager = CheckpointManager(
         options.storage,
         client=rank,
@@ -84,7 +84,7 @@ def managed(options: Options, rank: RankClient) -> Iterator[CheckpointManager]:
     try:
         yield manager
     finally:
-        with contextlib.suppress(StrataError):  # the save itself has recorded it
+        with contextlib.suppress(StrataError):  # the save itself has recorded the error
             manager.close()
 
 
@@ -174,7 +174,7 @@ def save(
 
 
 def read(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Read the latest checkpoint repeatedly: it must never go back."""
+    """Read the latest checkpoint repeatedly: its step must never decrease."""
     with CoordinatorClient.connect(options.endpoints, job=options.job, timeout_s=5.0) as cluster:
         while not stop.wait(READ_S):
             try:

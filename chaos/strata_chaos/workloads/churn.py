@@ -1,8 +1,9 @@
 """The churn workload: members join, leave, die, return, and meet a second process with their worker id.
 
-Even clients hold sessions (`strata.connect`), odd ones send heartbeats (`CoordinatorClient`). The parent kills some by
-SIGKILL and lets some leave. Each returns as a new process, which is a new boot. Now and then the parent starts a
-*twin*: another process with the id of a living member. Coordinators must refuse it as long as that member lives.
+Clients with even numbers have sessions (`strata.connect`), clients with odd numbers send heartbeats
+(`CoordinatorClient`). The parent kills some clients by SIGKILL and lets others leave. Each returns as a new process,
+which is a new boot. Now and then the parent starts a *twin*: another process with the id of a living member.
+Coordinators must refuse the twin as long as that member lives.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TWIN_LIFE: Final = 1_000_000
 
 
 def min_workers(clients: int) -> int:
-    """Return how many members make a world: the others may be absent."""
+    """Return the number of members that a world needs; the other members may be absent."""
     return max(1, clients // 2)
 
 
@@ -79,7 +80,7 @@ def live_by_heartbeats(options: Options, recorder: Recorder, stop: Stop) -> None
                 ) as running:
                     running.result["generation"] = cluster.heartbeat(worker_id=options.worker).generation
             except (StaleIncarnation, Conflict):
-                return  # another process has this worker id now
+                return  # another process has registered with this worker id
             except StrataError:
                 continue
         with recorder.operation(

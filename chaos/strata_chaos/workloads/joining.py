@@ -17,7 +17,7 @@ PAUSE_S: Final = 0.2
 
 
 def placed(client: RankClient) -> dict[str, object]:
-    """Return this client's place, in the form of histories."""
+    """Return this client's place in the world, as the fields of a history record."""
     return {
         "incarnation": client.incarnation,
         "generation": client.generation,
@@ -32,8 +32,8 @@ def join(
 ) -> RankClient | None:
     """Join until the client has a place in a world, and return it; None if `stop` is set before.
 
-    `once`: also return None if the join is refused because another process with this id lives. `min_workers` is for a
-    job that a rebuild could not know; the default is the number of clients.
+    `once`: also return None if the join is refused because another process with this id lives. `min_workers` creates
+    the job again if a rebuild of the control plane could not recover it; the default is the number of clients.
     """
     while not stop.is_set():
         try:
@@ -77,7 +77,7 @@ def rejoin(options: Options, recorder: Recorder, stop: Stop, client: RankClient)
 
 
 def leave(options: Options, recorder: Recorder, client: RankClient) -> None:
-    """Leave on purpose, which ends the generation for the other members."""
+    """Leave the job, which ends the generation for the other members."""
     with recorder.operation(
         "member.leave",
         announce=True,

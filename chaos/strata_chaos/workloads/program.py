@@ -1,9 +1,9 @@
-"""The common part of workload programs: parse the arguments, keep clients running, end in order.
+"""The common part of workload programs: parse the arguments, keep clients running, shut down cleanly.
 
-A workload is one program with two parts. The *parent* starts the client processes and, until SIGTERM, restarts a dead
-one after a pause. The new process is a new boot with its own history file. A *client* is the same program with
-`--client N --life M`; it uses the public library and records. Clients offer themselves to faults that kill or freeze
-processes by their `process.started` records.
+A workload is one program with two parts. The *parent* starts the client processes. Until SIGTERM it restarts each
+dead client after a pause. The new process is a new boot with its own history file. A *client* is the same program
+with `--client N --life M`; the client uses the public library and records its operations. A `process.started` record
+makes its client a possible target of faults that kill or freeze processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CERTIFICATES: Final = "STRATA_CHAOS_PAPERS"
 POLL_S: Final = 0.1
 LOOK_S: Final = 0.05
 STOP_S: Final = 15.0
-"""How long the clients may take to end in order."""
+"""How long the clients may take to shut down cleanly."""
 NEVER: Final = 1_000_000
 
 
@@ -77,9 +77,9 @@ class Options:
 class Workload:
     """One program: its name, its number of clients, and the work of each.
 
-    `client` runs in a client process until `Stop` is set. An error ends the process, and the parent starts another one.
-    With `min_workers` the parent creates the job first. `extra` clients, numbered from `clients` on, are not members:
-    readers, for example. `role` is the client's role for the nemesis. The parent calls `upkeep` regularly.
+    `client` runs in a client process until `Stop` is set. An error ends the process, and the parent starts another
+    process. With `min_workers` the parent creates the job first. `extra` clients, numbered from `clients` on, are not
+    members: readers, for example. `role` is the client's role for the nemesis. The parent calls `upkeep` regularly.
     """
 
     name: str
@@ -92,10 +92,10 @@ class Workload:
 
 
 class Stop:
-    """A flag that SIGTERM sets; the main thread then makes the call registered with `at_end`.
+    """A flag that SIGTERM sets; the main thread then calls the function registered with `at_end`.
 
-    It is a plain flag that waiters poll, because a signal handler must not take a lock. A handler that calls
-    `threading.Event.set` would deadlock if it interrupted a `wait` of the same thread.
+    Waiters poll the flag, because a signal handler must not take a lock. A handler that calls `threading.Event.set`
+    would deadlock if it interrupted a `wait` of the same thread.
     """
 
     def __init__(self) -> None:
@@ -116,11 +116,11 @@ class Stop:
         return self._set
 
     def at_end(self, call: Callable[[], None] | None) -> None:
-        """Register `call`, replacing an earlier one, to end the wait of the client's thread."""
+        """Register `call`, which ends the wait of the client's thread; it replaces an earlier registration."""
         self._end = call
 
     def end(self) -> None:
-        """Make the registered call, if any."""
+        """Call the registered function, if any."""
         if self._end is not None:
             with contextlib.suppress(StrataError):  # the process ends in any case
                 self._end()
@@ -168,7 +168,8 @@ def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
 def show_certificates(options: Options) -> None:
     """Present the certificate of this process's own worker, if the run has certificates.
 
-    `STRATA_CHAOS_PAPERS` names a folder with one folder for each worker. The parent is the founder.
+    `STRATA_CHAOS_PAPERS` names a folder with one folder for each worker. The parent presents the certificate of the
+    founder.
     """
     if (folder := os.environ.get(CERTIFICATES)) is None:
         return
@@ -242,7 +243,7 @@ class Fleet:
         return 0
 
     def start(self, number: int, *, life: int | None = None) -> Child:
-        """Start a process of client `number`, and keep it running."""
+        """Start a process of client `number`; the parent restarts the process when it ends."""
         life = self._lives.get(number, 0) + 1 if life is None else life
         self._lives[number] = max(life, self._lives.get(number, 0))
         child = self.spawn(number, life)
@@ -290,10 +291,10 @@ class Fleet:
 
 
 def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int) -> bool:
-    """Create the job with limits that faults cannot exhaust; False if `stop` is set before.
+    """Create the job with limits that faults cannot exhaust; return False if `stop` is set before that.
 
-    A job ends after three failed generations in a row without a checkpoint, and in a chaos run generations fail all
-    the time. So a founder registers first with a spec that raises that limit, and leaves.
+    By default a job fails after three failed generations in a row without a checkpoint, and in a chaos run
+    generations fail all the time. So a founder registers first, with a spec that raises that limit, and then leaves.
     """
     spec = JobSpec(
         min_workers=min_workers,
@@ -317,7 +318,7 @@ def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int
                     client.leave(worker_id=worker)
                 return True
             except NotFound:
-                return True  # an earlier attempt has done it
+                return True  # an earlier attempt has created the job
             except Unavailable:
                 continue
     return False

@@ -32,7 +32,7 @@ DEFINITE: Final = (
     NotFound,
     QuotaExceeded,
 )
-"""Errors that prove that the operation had no effect. After any other error it may have had its effect."""
+"""Errors that prove that the operation had no effect. After any other error the operation may have had its effect."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -59,7 +59,7 @@ class Recorder:
         self._numbers = itertools.count(1)
 
     def note(self, op: str, *, result: dict[str, Any] | None = None, **args: Any) -> None:
-        """Record an event of this instant."""
+        """Record an event with the present time."""
         now = self.clock()
         self._write(op, now, now, args, Outcome.OK, result or {})
 
@@ -71,7 +71,7 @@ class Recorder:
     def operation(self, op: str, *, announce: bool = False, **args: Any) -> Iterator[Operation]:
         """Record the operation in the body and its outcome; an error is re-raised.
 
-        `announce` also records the start. It is for operations that may have an effect even if this process dies
+        `announce` also records the start. Use it for operations that may have an effect even if this process dies
         before they return.
         """
         running = Operation(args)

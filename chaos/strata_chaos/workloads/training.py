@@ -1,7 +1,7 @@
 """The training workload: `strata run` on several nodes, whose ranks meet at barriers and save checkpoints.
 
-Each client process is a *node*: it runs an agent (`strata run`), and starts another one when that ends. The ranks are
-`training_rank`, in plain Python. The agents replace them whenever the world changes.
+Each client process is a *node*: it runs an agent (`strata run`), and starts another agent when that one ends. The
+ranks are `training_rank`, in plain Python. The agents replace them whenever the world changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_S: Final = 0.2
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Run a node's agent, and another one when it ends."""
+    """Run a node's agent, and start another agent each time the agent ends."""
     life = 0
     while not stop.is_set():
         life += 1
@@ -44,7 +44,7 @@ def local_agent(options: Options, life: int) -> Child:
     command += [sys.executable, "-m", "strata_chaos.workloads.training_rank"]
     command += ["--storage", str(options.storage), "--seed", str(options.seed)]
     log = options.history.with_name("logs") / f"{options.history.stem}-{options.client}.log"
-    # each node has its own history, in a variable because all nodes of a job must run the same command
+    # each node has its own history file; a variable names it, because all nodes of a job must run the same command
     env = {**os.environ, HISTORY: str(options.file(f"{options.client}-{options.life}.{life}"))}
     return Child.start(command, name=options.worker, log=log, env=env)
 

@@ -1,4 +1,4 @@
-"""One rank of the training workload: restores, meets the other ranks at every step, saves every few steps."""
+"""One rank of the training workload: restores, passes a barrier at every step, saves every few steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH: Final = 8
 
 
 def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
-    """Train for ever: the agent ends this process when its generation is over."""
+    """Train until the agent ends this process, which it does when the generation is over."""
     stop = Stop()
     with checkpoints.managed(options, rank) as manager:
         step, data = checkpoints.restore(options, recorder, manager, rank)
@@ -47,7 +47,7 @@ def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
 
 
 def take(options: Options, recorder: Recorder, rank: RankClient, step: int, used: int) -> int:
-    """Record this rank's samples of the step after `used` samples; return how many are used after it."""
+    """Record this rank's samples of the step that follows `used` samples; return the count of used samples after it."""
     sampler = ElasticSampler(EPOCH, global_batch=BATCH, seed=options.seed)
     epoch, done = divmod(used, EPOCH)
     samples = next(sampler.indices(epoch, rank.rank, rank.world_size, done=done))
@@ -66,7 +66,7 @@ def take(options: Options, recorder: Recorder, rank: RankClient, step: int, used
 
 
 def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> None:
-    """Pass the step's barrier: retry the round while its outcome is unknown, and start a new one after a timeout."""
+    """Pass the step's barrier: retry the round while its outcome is unknown; after a timeout start a new round."""
     tries = 1
     while True:
         payload = f"{rank.uid}/{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
@@ -93,7 +93,7 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
         except Unavailable:
             continue
         except BarrierTimeout:
-            tries += 1  # that round is over: the next call is another arrival
+            tries += 1  # the round timed out: the next call arrives at a new round
 
 
 def main() -> int:

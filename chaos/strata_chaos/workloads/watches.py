@@ -1,7 +1,7 @@
 """The watches workload: readers follow a job's keys through the replicas, and resume at other replicas.
 
-The members pass barriers, so that keys change. A reader opens a watch at one replica after another, each time from its
-last token, and records every message as it arrived.
+The members pass barriers, so that keys change. A reader opens a watch at one replica after another, each time from
+its last resume token, and records every message on arrival.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFIXES: Final = ("", "barriers/", "w")
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
-    """Pass barriers as a member; watch as a client beyond the members."""
+    """Pass barriers as a member; an extra client watches."""
     if options.is_member:
         barriers.client(options, recorder, stop)
     else:
@@ -66,7 +66,7 @@ async def follow(options: Options, recorder: Recorder, stop: Stop) -> None:
                 line = connected(endpoint, timing=Timing.derive(), credentials=credentials)
                 await watch(options, recorder, stop, line, prefix, token, stream, rng)
         except ClusterRestored:
-            token = Token()  # a watch resumes within one cluster only
+            token = Token()  # a token of another cluster is not valid here
         except StrataError:
             await asyncio.sleep(PAUSE_S)
 
@@ -103,7 +103,7 @@ async def watch(
 
 
 def record(recorder: Recorder, response: WatchResponse, stream: int) -> None:
-    """Record one message, with only the digests of values."""
+    """Record one message, with digests instead of values."""
     events = [
         [
             event.key,

@@ -1,7 +1,7 @@
-"""The agent's watch over its node's accelerators: telemetry to the coordinators, and a drain when one fails for good.
+"""The agent's watch over its node's accelerators: telemetry to the coordinators, and a drain when a device fails.
 
-A driver may hang for minutes over a dying device. So all calls into the driver run in one thread of their own.
-The event loop never waits for that thread without a limit, and the thread does not keep the process alive.
+A driver may hang for minutes over a dying device. So one daemon thread makes all calls into the driver: a call that
+hangs blocks neither the event loop nor the end of the process.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log = get_logger()
 T = TypeVar("T")
 
 OPEN_S: Final = 10.0
-"""How long a driver may take to answer at the start: this node does not join before."""
+"""How long this node waits for the driver at its start; then it joins without watching devices."""
 EVENTS_S: Final = 1.0
 """How often the watch polls for XIDs, and so the delay after which it acts on a fatal one."""
 SILENT_S: Final = 60.0
-"""A driver that has not answered for this long is logged."""
+"""After this long without an answer of the driver, a warning is logged."""
 
 
 class DeviceThread:
-    """One daemon thread that makes calls that may block for long, one after the other."""
+    """One daemon thread for calls that may block for long; it makes them one after the other."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -58,7 +58,7 @@ class DeviceThread:
             failure: BaseException | None = None
             try:
                 result = function()
-            except BaseException as error:  # noqa: BLE001 - raised again where it was awaited
+            except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(settle, result, failure)
@@ -108,7 +108,7 @@ def _has_hardware() -> bool:
 
 
 class DeviceWatch:
-    """Reports the state of devices, and reports once for each device that it has failed for good."""
+    """Reports the state of devices, and once for each failed device its permanent failure."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class DeviceWatch:
         self._failed: set[int] = set()
 
     async def run(self) -> None:
-        """Read devices every `telemetry_s`, and at once if one reports an error, until cancelled."""
+        """Read devices every `telemetry_s`, or earlier after an XID or a change of throttling, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self._take(await self._call_driver(self._devices.reader.read))

@@ -30,8 +30,8 @@ log = get_logger()
 
 ASK_S: Final = 30.0
 AGAIN_S: Final = 15.0
-"""How often the drain is requested again: a generation has one notice, so another one may be in force, or no
-coordinator may have answered."""
+"""How often the drain is requested again. A request has no effect if no coordinator answers, or if the generation has
+another notice already: it can have only one."""
 
 
 class Upstream(Protocol):
@@ -49,10 +49,10 @@ class Upstream(Protocol):
 async def prepare_devices(
     config: HealthConfig, job: str, environment: MutableMapping[str, str]
 ) -> OpenDevices | None:
-    """Return this node's devices; None if there are none, or the configuration does not want them watched.
+    """Return this node's devices; None if there are none, or `config.devices` is false.
 
-    If there are devices, ranks will record their communication: `environment`, which they inherit, is changed for it.
-    `Refused` if a device has failed already, so that this node does not join only to be drained.
+    If there are devices, `environment`, which the ranks inherit, gets the variables that make them record their
+    collectives. `Refused` if a device has failed already: this node would join only to be drained.
     """
     if not config.devices:
         return None
@@ -122,7 +122,7 @@ async def watching_devices(
 
 
 async def _drain(upstream: Upstream, request: StopJobRequest) -> None:
-    """Request the drain of this member again and again, until the agent ends, which cancels this."""
+    """Request the drain of this member every `AGAIN_S`, until the end of the agent cancels this task."""
     while True:
         try:
             await upstream.call(request, timeout_s=ASK_S)

@@ -1,8 +1,8 @@
 """Liveness of this agent's rank processes: detects processes that are frozen or dump core.
 
-The agent reads /proc/<pid>/status, which for eight ranks takes 0.2 % of a core. No rank takes part, so a rank that
-holds the GIL is judged like any other (`core.members.rank_liveness` has the rules). A process that ended is not
-watched any longer and not reported: `strata run` and torchrun wait for the processes that they started.
+The agent reads /proc/<pid>/status, which for eight ranks takes 0.2 % of a core. The ranks need not do anything, so a
+rank that holds the GIL is judged like any other (`core.members.rank_liveness` has the rules). A process that has ended
+is neither watched nor reported any longer: `strata run` and torchrun wait for the processes that they started.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = get_logger()
 
 _SWITCHES: Final = re.compile(rb"ctxt_switches:\t(\d+)")
 _MAX_BYTES: Final = 1 << 16
-"""More than a status file has: a process may be in thousands of groups, which are listed before `CoreDumping`."""
+"""More than a status file's size: a process may be in thousands of groups, which are listed before `CoreDumping`."""
 
 
 class Process(Protocol):
-    """A rank's process. It is held by a pidfd, so that no other process can be mistaken for it."""
+    """A rank's process, identified by a pidfd: a later process with the same pid is not mistaken for it."""
 
     @property
     def pid(self) -> int: ...
@@ -43,7 +43,7 @@ OfRank = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class _Watched:
     status: int
-    """An open /proc/<pid>/status, which stays this process's even if another process gets the pid."""
+    """Descriptor of /proc/<pid>/status, which never shows another process, even if the pid is reused."""
     count: StopCount
 
 
@@ -58,7 +58,7 @@ class Liveness:
         """By generation and rank."""
 
     def watch(self, rank: int, generation: int, process: Process) -> None:
-        """Watch `process` as this rank's, in place of any earlier process of this rank."""
+        """Watch `process` as the process of this rank, instead of any earlier one."""
         self._drop(generation, rank)
         try:
             status = os.open(f"/proc/{process.pid}/status", os.O_RDONLY)
@@ -66,7 +66,7 @@ class Liveness:
             if process.alive:
                 log.warning("rank.not_watched", rank=rank, pid=process.pid, reason=error.strerror)
             return
-        if process.alive:  # checked after the open, so the pid was still this process's
+        if process.alive:  # alive after the open, so the opened file is this process's
             self._watched[generation, rank] = _Watched(status, StopCount(self._sampling))
         else:
             os.close(status)

@@ -1,8 +1,8 @@
 """NVML: reads this host's NVIDIA devices from their driver, with blocking calls from one thread.
 
-The caller gives the library (`pynvml`, of the distribution nvidia-ml-py, or a module with the same functions). A value
-that a device does not offer is None in its reading. A device that is lost or needs a reset fails every call with that
-error, from which the reader knows it. XIDs come as events, and only those since the reader was made.
+The caller passes the library (`pynvml`, of the distribution nvidia-ml-py, or a module with the same functions). A value
+that a device does not offer is None in its reading. The reader detects a device that is lost or needs a reset by the
+error of its calls. XIDs come as events; the reader gets only XIDs that occur after its creation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from strata.core.health.devices import MAX_XIDS, DeviceReading, throttle_reason, visible
 
 MAX_EVENTS: Final = 1000
-"""XIDs taken at once: a device that reports without end must not delay the report about it."""
+"""The most XIDs taken in one call: a device that never stops sending XIDs must not delay its own failure report."""
 
 
 class NoDevicesError(Exception):
@@ -129,7 +129,7 @@ class NvmlReader:
         """Return why a device runs slower than it could; "" if it does not."""
         ask = _DeviceCalls(self._library, self._handles[index])
         reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # the function's name until driver 535
+        if reasons is None:  # drivers up to 535 have the older function
             reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return throttle_reason(reasons)
 
@@ -149,7 +149,7 @@ class NvmlReader:
                 library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, events)
                 subscribed = True
             except (library.NVMLError, KeyError):
-                pass  # it does not report XIDs; its other readings are still useful
+                pass  # the device does not report XIDs; its other readings are still useful
         return events if subscribed else None
 
     def _new_xids(self) -> Iterator[tuple[int, int]]:
@@ -159,7 +159,7 @@ class NvmlReader:
             try:
                 event = library.nvmlEventSetWait_v2(self._events, 0)
             except library.NVMLError:
-                return  # no more events for now, or a lost device, which its readings show
+                return  # no more events for now, or the device is lost, which its readings show
             if event.eventType == library.nvmlEventTypeXidCriticalError:
                 yield self._index_of(event.device), int(event.eventData)
 

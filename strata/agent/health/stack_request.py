@@ -1,9 +1,9 @@
 """Requests the Python stacks of a rank's process (SIGUSR2, faulthandler).
 
-A rank that uses the library, or that began as a warm process, registers Python's faulthandler for SIGUSR2: it writes
-the stacks of all threads into a file of ours. The handler is C code, so it answers even if the main thread is stuck
-in a collective or a thread holds the GIL. By default that signal ends a process. So it is sent only if the file is
-there, which the rank creates after the handler, and the kernel says that the process catches the signal.
+A rank that uses the library, or that began as a warm process, registers Python's faulthandler for SIGUSR2. The handler
+writes the stacks of all threads into a file that the agent reads. It is C code, so it answers even if the main thread
+is stuck in a collective or a thread holds the GIL. SIGUSR2 ends a process that has no handler. So the agent sends it
+only if the kernel says that the process catches it and the file exists. The rank creates the file after the handler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT_S = 2.0
 """How long a process may take to answer; a stopped process never does."""
 _STEP_S = 0.02
 _QUIET_STEPS = 5
-"""A dump has no end mark: it is complete when nothing was added during so many steps."""
+"""A dump has no end mark: it counts as complete when this many polls in a row have found it unchanged."""
 
 
 class Process(Protocol):
@@ -44,7 +44,7 @@ async def dump_stacks(child: Process, file: Path, *, limit_s: float = LIMIT_S) -
                 await asyncio.sleep(_STEP_S)
                 before, size = size, _size(file)
                 quiet = quiet + 1 if size == before else 0
-    except (TimeoutError, FileNotFoundError):  # removed when the process ended
+    except (TimeoutError, FileNotFoundError):  # the file is removed when the process has ended
         pass  # a part of the dump is better than nothing
     return _read(file)
 
@@ -52,7 +52,7 @@ async def dump_stacks(child: Process, file: Path, *, limit_s: float = LIMIT_S) -
 def _request_dump(child: Process, file: Path) -> bool:
     if not file.exists() or not catches(child.pid, SIGNAL):
         return False
-    os.truncate(file, 0)  # the process has opened it for appending
+    os.truncate(file, 0)  # safe: the process has opened the file for appending
     child.send_signal(SIGNAL)
     return True
 

@@ -1,9 +1,9 @@
 """NCCL's flight recorder: the last collectives of a rank, written to a file when the rank stalls.
 
 torch keeps the last collectives of each process group in a ring. It writes them to a file when its own watchdog gives
-up, or at any time after a write to a named pipe of the rank. Environment variables name both; the names end in the
-rank's number. The file stays on its host: it may be large, and is a pickle that Strata never reads. People read it
-with `torchfrtrace`.
+up, or when another process writes to the rank's named pipe. Environment variables name the file and the pipe, and
+both names end in the rank's number. The file stays on its host: it may be large, and is a pickle that Strata never
+reads. People read it with `torchfrtrace`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _request_dump(pipe: Path) -> bool:
         return False
     try:
         os.write(descriptor, b"1")
-    except OSError:  # full: an earlier request was not read
+    except OSError:  # the pipe is full: an earlier request was not read
         return False
     finally:
         os.close(descriptor)

@@ -1,5 +1,5 @@
 """The catalog: which checkpoints exist, and when one is committed.
 
-`protocol` is what a saver needs from any catalog. `local` is a catalog without coordinators; the coordinators' one
-is in `strata.client.checkpoints.catalog`.
+`protocol` is the interface that a saver needs. `local` is a catalog without coordinators; the catalog over
+coordinators is in `strata.client.checkpoints.catalog`.
 """

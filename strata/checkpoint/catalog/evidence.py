@@ -1,7 +1,7 @@
-"""Evidence from storage alone about an attempt's folder: a checkpoint, a corrupt one, or none.
+"""Evidence from storage alone about an attempt's folder: a good checkpoint, a corrupt one, or no checkpoint.
 
-With two storages, the nearest copy that is proven whole counts for both. A copy that has a marker but is damaged
-never makes a checkpoint disappear: either another copy replaces it, which is logged, or the checkpoint is CORRUPT.
+With two storages, the nearest copy that is proven whole counts for both. A marked but damaged copy never makes a
+checkpoint disappear: another copy replaces it, and the log says so, or the checkpoint is CORRUPT.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def folders(names: Iterable[str]) -> list[Folder]:
 
 
 def newer_unknown(storage: Storage, folder: str, known: Collection[str], *, most: int = 10) -> list[Folder]:
-    """Return the newer whole checkpoints beside `folder` whose attempts are not in `known`.
+    """Return the whole checkpoints that are newer than `folder` and whose attempts are not in `known`.
 
-    At most `most` of them, the newest, in order: a catalog that was rolled back lacks the newest ones.
+    Return at most the newest `most`, in order: a catalog that was rolled back lacks the newest checkpoints.
     """
     parent, _, name = folder.rpartition("/")
     this = Folder.parse(name)
@@ -80,7 +80,7 @@ def _is_whole(storage: Storage, folder: str) -> bool:
 
 
 def examine(storage: Storage, folder: Folder) -> CheckpointMetadata | None:
-    """Return what the copies prove: COMMITTED; else CORRUPT if one is damaged; else None, if none has a marker.
+    """Return COMMITTED if a copy proves it; else CORRUPT if a marked copy is damaged; None if no copy has a marker.
 
     If another copy replaces a damaged one, the log names the damaged one.
     """

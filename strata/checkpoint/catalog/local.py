@@ -1,23 +1,24 @@
 """A catalog without coordinators: one process at a time, and storage is the source of truth.
 
 A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a generation of its
-own, a number created once in the root. So its checkpoints are newer than those that earlier processes saved beyond
-the step to which it went back, and two processes that save into one root by mistake never share a slot. A process
-holds its generation's claim while it lives, so that no other process treats its running save as a leftover.
+own, a number created once in the root. So a process that restored an older step saves checkpoints that are newer than
+any that earlier processes saved after that step. And two processes that save into one root by mistake never share a
+slot (a step in a generation). A process holds its generation's claim, a file, while it lives, so that no other
+process treats its running save as a leftover.
 
-An Incremental (1.) records in its folder the images to which it refers (`uses.json`), then (2.) checks once more that
-its base is the newest checkpoint. A process that deletes a checkpoint, which is never the newest, reads all these
-records. So the images exist as long as the Incremental, even if two processes meet in one root.
+An Incremental (1.) records in its folder the attempts to whose images it refers (`uses.json`), then (2.) checks once
+more that its base is the newest checkpoint. A process that deletes a checkpoint, which is never the newest, reads all
+these records. So the images exist as long as the Incremental, even if two processes use one root.
 
-What storage has proven of a committed checkpoint is cached: a save looks at names and at new folders only, so its
-cost does not depend on how many checkpoints are retained. The folders are listed anew each time, since another
-process may add or delete some. Proven anew are the checkpoints from which a process begins, on which it builds, or
-which it lists for its user; and, at each deletion, the newest checkpoint, which makes an older one dispensable.
+The proof of a committed checkpoint is cached: a save reads only names and new folders, so its cost does not depend
+on the number of retained checkpoints. Each save lists the folders again, since another process may add or delete
+some. A checkpoint is proven again when a process restores it, builds on it, or lists it for its user. Each deletion
+proves the newest checkpoint again, because older ones are dispensable only if the newest is good.
 
-With a second storage, one thread of a process saves while another deletes. A save takes its slot before anything is
-in its folder, and the search for leftovers lists the folders before it reads the slots. A deletion records its
-folder before it looks for references to it; a begin records its references before it looks at these deletions. In
-each case, at least one of the two sees the other. No storage request is made under the lock.
+With a second storage, one thread of a process saves while another deletes. A save takes its slot before it writes to
+its folder, and the search for leftovers lists the folders before it reads the slots. A deletion records its folder
+before it looks for references to the folder; a begin records its references before it reads the recorded deletions.
+In each case, at least one of the two threads sees the other. No storage request is made under the lock.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _CLAIM: Final = re.compile(r"[0-9]{6,18}\Z")
 
 _Found = TypeVar("_Found")
 Look = Callable[[Storage, Folder], CheckpointMetadata | None]
-"""Returns what is known of an attempt: a checkpoint, a corrupt one, or None if it has no marker."""
+"""Returns the result for an attempt: a good checkpoint, a corrupt one, or None if it has no marker."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -55,8 +56,8 @@ log: Final = logging.getLogger("strata.checkpoint")
 class LocalCatalog:
     """The checkpoints in the root of `storage`, as the only rank of a world of one.
 
-    With a larger `world_size` this is rank 0's catalog: rank 0 seals once every other rank has reported to it that
-    its part is durable. `new_id` returns a new random attempt id, `now_unix_ms` the time.
+    With a larger `world_size` this is rank 0's catalog: rank 0 seals once every other rank has reported to rank 0
+    that its part is durable. `new_id` returns a new random attempt id, `now_unix_ms` the time.
     """
 
     rank = 0
@@ -76,12 +77,12 @@ class LocalCatalog:
         self._now_unix_ms = now_unix_ms
         self._generation = 0
         self._lock = Lock()
-        """Guards the two below."""
+        """Guards the two attributes declared next."""
         self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
         self._deleting: set[str] = set()
         self._uses: dict[str, frozenset[str]] = {}
         self._proven: dict[str, CheckpointMetadata | None] = {}
-        """By folder: checkpoints that storage has proven committed to this process; None if it proved damage."""
+        """The checkpoints that this process found committed in storage, by folder; None if it found damage."""
 
     # -- saving
 
@@ -157,7 +158,7 @@ class LocalCatalog:
     def go_back(self) -> None:
         """Release the generation, and take a new one with the next save.
 
-        Called when an older step was restored, or when nothing is saved any more.
+        Callers use it after restoring an older step, and after the last save.
         """
         if self._generation:
             self._storage.let_go(_claim(self._generation))
@@ -173,20 +174,20 @@ class LocalCatalog:
         return self._each(self._prove)
 
     def kept(self) -> list[CheckpointMetadata]:
-        """Return the same for retention: all that are listed now, each as it was first proven."""
+        """Return all checkpoints for retention: the folders are listed now, but cached proofs are used."""
         return self._each(self._recall)
 
     def latest(self) -> CheckpointMetadata | None:
         """Return the newest checkpoint; this process's own are newer than any in a far storage.
 
-        A checkpoint proven to this process before is not proven again.
+        A checkpoint that this process has proven before is not proven again.
         """
         return self._latest(self._recall)
 
     def _latest(self, look: Look) -> CheckpointMetadata | None:
         own = any(_is_whole(c) and c.generation == self._generation for c in self._known())
         if own and isinstance(self._storage, TieredStorage):
-            # a save must not wait for the far storage; another process may have saved in the near one, too
+            # not the far storage, so that no save waits for it; another process may save in the near one
             near = self._newest(self._storage.near, look)
             if near is not None:
                 return near
@@ -221,7 +222,7 @@ class LocalCatalog:
     # -- evidence
 
     def _prove(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
-        """Return what a storage proves of an attempt now; cache it if it is committed."""
+        """Examine an attempt in a storage now and return the result; cache it if the attempt is committed."""
         found = examine(storage, folder)
         if found is None:
             self._proven.pop(folder.name, None)
@@ -230,7 +231,7 @@ class LocalCatalog:
         return found
 
     def _recall(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
-        """Return what was proven of an attempt before, else what the storage proves now."""
+        """Return the cached result of examining an attempt, else examine it now."""
         try:
             known = self._proven[folder.name]
         except KeyError:
@@ -254,14 +255,14 @@ class LocalCatalog:
 
     def _forget(self, there: Collection[str]) -> None:
         """Drop removed folders from the cache: no later attempt has the same name."""
-        for name in list(self._proven):  # another thread may add to it meanwhile
+        for name in list(self._proven):  # a copy of the keys, since another thread may add some meanwhile
             if name not in there:
                 self._proven.pop(name, None)
 
     def restore_point(self) -> CheckpointMetadata | None:
         """Return the newest good checkpoint, and log newer corrupt ones; None if there never was a checkpoint.
 
-        `CheckpointCorrupt` if there are checkpoints but no good one: a run must not begin from nothing then.
+        `CheckpointCorrupt` if there are checkpoints but no good one: a run must not begin from scratch then.
         """
         corrupt: list[CheckpointMetadata] = []
         found = self._newest(self._storage, self._prove, corrupt)
@@ -323,9 +324,9 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, including this process's.
 
-        Excluded are folders to whose images a checkpoint refers: a copy of it brought them along. Excluded, too, are
-        those of a later generation and of a held one, which may be saving right now. A process holds its generation
-        before it makes a folder, so the hold is checked after the folders are listed.
+        A folder to whose images a checkpoint refers is not a leftover: the copy of that checkpoint copied them, too.
+        Neither is a folder of a later generation, or of a generation that a process holds: that process may be saving
+        now. A process holds its generation before it makes a folder, so holds are checked after folders are listed.
         """
         newest = self._generation or self._newest_generation()
         there = folders(self._storage.list())
@@ -341,7 +342,7 @@ class LocalCatalog:
             )
             and not self._storage.exists(f"{folder.name}/{MARKER}")
         ]
-        # a fork has only the images of an earlier attempt: they are in use, though they are no checkpoint
+        # an attempt may have only images to which a copied checkpoint refers: those are in use
         return [name for name in left if self._is_unused(name)]
 
     # -- inside
@@ -354,7 +355,7 @@ class LocalCatalog:
     def _refer(self, folder: str, request: SaveRequest) -> None:
         """Record the references of the attempt in `folder`; `Refused` unless its base is the newest checkpoint.
 
-        A process that commits a newer one after this check, and then deletes the base, sees the record.
+        If another process commits a newer checkpoint after this check and then deletes the base, it sees the record.
         """
         write_uses(self._storage, folder, request.uses)
         newest = self._latest(self._prove)
@@ -369,7 +370,7 @@ class LocalCatalog:
             )
 
     def _user_of(self, folder: str) -> str | None:
-        """Return an attempt that refers to images in `folder`, or None; `Refused` if that is unknown."""
+        """Return an attempt that refers to images in `folder`, or None; `Refused` if an attempt's record is damaged."""
         for name in [other.name for other in folders(self._storage.list()) if other.name != folder]:
             if name not in self._uses:
                 try:
@@ -416,8 +417,8 @@ class LocalCatalog:
 def _in_listing(storage: Storage, find: Callable[[Sequence[Folder]], _Found]) -> _Found:
     """Return the result of `find` on the folders of a storage.
 
-    An empty result proves nothing if the folders have changed meanwhile: another process may have committed a newer
-    checkpoint, and removed the older one that was listed. Then `find` is repeated.
+    If the result is empty and the folders have changed meanwhile, `find` is repeated: another process may have
+    committed a newer checkpoint, and removed the listed older one.
     """
     there = folders(storage.list())
     while not (found := find(there)):
@@ -442,7 +443,7 @@ def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[Check
 
 
 def _is_whole(checkpoint: CheckpointMetadata) -> bool:
-    """Return whether a training may begin from it."""
+    """Return whether a training may begin from this checkpoint."""
     return checkpoint.state is CheckpointState.COMMITTED and checkpoint.checkpoint_type in RESTORABLE_TYPES
 
 

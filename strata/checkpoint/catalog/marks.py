@@ -2,10 +2,10 @@
 
     pins/<attempt>  who pinned it, and why        tags/<name>  the attempt that has this name
 
-A checkpoint with a pin or a tag is not deleted. A tag that names a removed attempt has no effect; a tag contains
-its own digest, so that a flipped bit is not mistaken for that. A damaged tag may name any attempt, so nothing is
-deleted until it is removed or set again; listing and restoring still work. Folders, and objects whose names no tag
-can have, are not tags.
+A checkpoint with a pin or a tag is not deleted. A tag that names a removed attempt has no effect. A tag contains its
+own digest, so that a flipped bit does not turn it into a tag of a removed attempt. A damaged tag may name any
+attempt, so no checkpoint is deleted until that tag is removed or set again; listing and restoring still work.
+Folders, and objects whose names no tag can have, are not tags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The `Catalog` protocol: which checkpoints exist, and when one is committed.
 
-Two implementations: `LocalCatalog` over a storage root of its own, and the one in `strata.client` over the
-coordinators. Both may be used from any thread; calls block.
+There are two implementations: `LocalCatalog` over a storage root, and one over the coordinators in
+`strata.client.checkpoints.catalog`. Both may be used from any thread; calls block.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SavePhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAck:
-    """One rank's part is durable: its manifest's digest, its image's size, and the phases' durations."""
+    """The report that one rank's part is durable: its manifest's digest, its image's size, the phases' durations."""
 
     digest: str
     size_bytes: int
@@ -78,7 +78,7 @@ class CheckpointAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSeal:
-    """The global manifest is durable. It names the ranks' manifests, in order, by `part_digests`."""
+    """The report that the global manifest is durable; `part_digests` are the ranks' manifests' digests, in order."""
 
     manifest_digest: str
     size_bytes: int
@@ -104,7 +104,7 @@ class SaveRequest:
 
 
 class Catalog(Protocol):
-    """The requests of one rank. Errors are `StrataError`; every change may be repeated."""
+    """The catalog as one rank uses it. Errors are `StrataError`; repeating a change is harmless."""
 
     @property
     def rank(self) -> int: ...
@@ -122,11 +122,11 @@ class Catalog(Protocol):
         ...
 
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
-        """Open the step's slot or join the attempt that holds it, whatever its state.
+        """Begin an attempt at the step, or join the existing one, whatever its state.
 
-        The images to which an Incremental refers exist as long as it does. `Refused` or `CheckpointNotFound` if
-        that cannot be guaranteed, because its base is not committed (any more) or refers to too many others; then
-        the rank may begin a Full.
+        The images to which an Incremental refers must exist as long as the Incremental. `Refused` or
+        `CheckpointNotFound` if the catalog cannot guarantee that: the base is not committed (any more), or it refers
+        to too many other attempts. Then the rank may begin a Full.
         """
         ...
 
@@ -135,9 +135,9 @@ class Catalog(Protocol):
         ...
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
-        """Record that the global manifest is durable; every rank has acked.
+        """Record that the global manifest is durable; every rank must have acked.
 
-        `Conflict` if it names another part than its rank acked.
+        `Conflict` if the seal has another digest for a part than that part's rank acked.
         """
         ...
 
@@ -153,7 +153,7 @@ class Catalog(Protocol):
         timeout_s: float,
         cancelled: Event,
     ) -> CheckpointMetadata:
-        """Return the record once `until` holds for it.
+        """Return the record once `until` returns True for it.
 
         `CheckpointAborted` if the attempt is aborted or `cancelled` is set, `Unavailable` after `timeout_s`.
         """
@@ -164,7 +164,7 @@ class Catalog(Protocol):
         ...
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest committed one that holds a whole state."""
+        """Return the newest committed checkpoint that has a whole state."""
         ...
 
     def restore_point(self) -> CheckpointMetadata | None:
@@ -172,7 +172,7 @@ class Catalog(Protocol):
         ...
 
     def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
-        """Return the newest good one before this one that holds a whole state, or None."""
+        """Return the newest good checkpoint with a whole state that is older than `checkpoint`, or None."""
         ...
 
     def is_deleted(self, checkpoint: CheckpointMetadata) -> bool:
@@ -180,5 +180,5 @@ class Catalog(Protocol):
         ...
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid further use of it, so that its objects may be removed; `Refused` while it is needed."""
+        """Forbid further use of the checkpoint, so that its objects may be removed; `Refused` while it is needed."""
         ...

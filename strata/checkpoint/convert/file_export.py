@@ -1,9 +1,9 @@
 """Exporting a checkpoint's tensors as one file of another program: safetensors, NumPy's or torch's.
 
-Every chunk is verified on its way. The file appears under its name whole or not at all. A safetensors file of a whole
-state also contains the state's tree, so that an import restores the same state. A file of a part (`only="model"`)
-has the names that the part itself uses, as `model.load_state_dict(load_file(path))` needs them. States of random
-generators are never exported.
+Every chunk is verified while it is exported. The file appears under its name whole or not at all. A safetensors file
+of a whole state also contains the state's tree, so that an import restores the same state. In a file of a part
+(`only="model"`), tensors have their names within the part, as `model.load_state_dict(load_file(path))` needs them.
+States of random generators are never exported.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ FORMATS: Final = {
 class Part:
     """The exported part of a checkpoint: one rank's tree, or a part of it, and its tensors.
 
-    `tensors` has each tensor's name in the image by its name in the file. `parted` has the tensors saved in parts by
-    several ranks, by their names in the images.
+    `tensors` maps each tensor's name in the file to its name in the image. `parted` has the tensors that several ranks
+    saved in parts, by their names in the images.
     """
 
     manifests: Sequence[RankManifest]
@@ -70,7 +70,7 @@ class Part:
 
 
 def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | None) -> Part:
-    """Return the part to export: of `rank`, or what is equal on all ranks; below the key `only`, or all.
+    """Return the part to export: `rank`'s, or if None, all ranks', which must be equal; below the key `only`, or all.
 
     `Refused`, naming the path, if the ranks differ and `rank` is None, or if there is no such rank or key.
     """
@@ -103,7 +103,7 @@ def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | N
 
 
 def format_of(path: Path, requested: str | None) -> str:
-    """Return the given format, or else the format of the path's suffix."""
+    """Return the requested format, or if None, the format of the path's suffix."""
     if requested is not None:
         if requested not in {*FORMATS.values(), "bytes"}:
             raise ConfigError(f"there is no format {requested!r}", hint="safetensors, numpy, torch, or bytes")
@@ -128,7 +128,7 @@ def export(
 ) -> int:
     """Write the file and return its size; `Refused` if it exists, unless `replace`.
 
-    `CheckpointCorrupt`, naming file and tensor, if a byte differs from the saved one: then there is no file.
+    `CheckpointCorrupt`, naming file and tensor, if a byte differs from the saved one: then no file is created.
     """
     if not replace and path.exists():
         raise Refused(f"{path} exists already", hint="--force replaces it")
@@ -244,7 +244,7 @@ def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
     in_file = {image_name: name for name, image_name in part.tensors.items()}
 
     def leaf(image_name: str) -> Any:
-        if image_name not in made:  # once for all tensors that share its memory
+        if image_name not in made:  # built once for all names that share this tensor's memory
             name = in_file[image_name]
             spec = part.spec(name)
             spec = spec if spec.kind == "bytes" else dataclasses.replace(spec, kind="torch")
@@ -277,7 +277,7 @@ def _is_below(path: str, key: str) -> bool:
 
 
 def _part_of(tree: Json, only: str) -> Json:
-    """Return the part of a state at `only`, a key or a path; keys on it may contain dots."""
+    """Return the part of a state at `only`, a key or a path; keys on the path may contain dots."""
     for name, part in children(tree) or ():
         if str(name) == only:
             return part

@@ -1,8 +1,8 @@
 """Importing tensors of other programs' files, safetensors and torch's, as a state that can be saved.
 
-Such a file is not trusted: its header is validated before any byte of data is read. The pickle of a torch file runs on
-a machine that can make mappings, lists, plain values and descriptions of tensors, and nothing else (`torch_file`).
-Neither NumPy nor torch is needed. The data is read during the save, straight into the memory of the snapshot.
+Such a file is not trusted: its header is validated before any byte of data is read. The pickle of a torch file runs in
+a restricted unpickler, which can make only mappings, lists, plain values and descriptions of tensors (`torch_file`).
+Neither NumPy nor torch is needed. The save reads the data straight into the memory of the snapshot.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Imported:
 def read_file(path: Path, *, key: str | None = None) -> Imported:
     """Return the contents of a safetensors file or a torch file as a state to save.
 
-    Tensors at the top of the file come under `key` (by default "model"). Mappings in a torch file stay as they
-    are, unless `key` is given. A whole state that Strata exported becomes the same state again.
-    `CheckpointError`, with the reason, for a file that is neither, or not complete.
+    Tensors at the top level of the file get the key `key` (default "model"). The top-level mappings of a torch file
+    keep their own keys, unless `key` is given. A whole state that Strata exported becomes the same state again.
+    `CheckpointError`, with the reason, for a file of another format, or an incomplete one.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:

@@ -1,9 +1,9 @@
 """Reading files of `torch.save` without torch and without trusting them.
 
-A torch file is a zip archive: `data.pkl` has the structure, pickled, and each storage of tensors is a member of its
-own, stored as it is in memory. A pickle is a program. Here it may make mappings, lists, tuples and plain values, and
+A torch file is a zip archive: `data.pkl` has the structure, pickled, and each storage of tensors is a separate member,
+with the same bytes as in memory. A pickle is a program. Here it may make mappings, lists, tuples and plain values, and
 call the functions of `_Machine`: each of these returns a description of a tensor and has no side effect. Any other
-name in the pickle is rejected before it could run.
+name in the pickle is rejected before it is called.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ReadInto = Callable[[memoryview], None]
 def read_torch_file(path: Path) -> tuple[dict[str, Any], dict[str, TensorSpec]]:
     """Return the state in a torch file, and the specs of its tensors in the order in which they occur.
 
-    `CheckpointError` for a file that is not complete, or that contains anything else than tensors, mappings, lists
+    `CheckpointError` for a file that is not complete, or that contains anything other than tensors, mappings, lists
     and plain values.
     """
     try:
@@ -150,7 +150,7 @@ class _Machine(pickle.Unpickler):
         return _Storage(key, storage_type, self._data_offset(info), info.file_size)
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Return the offset of a member's bytes: after its header, a name and a field of variable lengths."""
+        """Return the offset of a member's bytes: after its header, name and extra field, whose lengths vary."""
         with self._path.open("rb") as file:
             file.seek(info.header_offset)
             header = file.read(_LOCAL_HEADER_BYTES)
@@ -218,7 +218,7 @@ def span_reader(path: Path, offset: int) -> ReadInto:
 
 
 def _is_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether the tensor lies row after row, without gaps."""
+    """Return whether the tensor is stored row after row, without gaps."""
     expected = 1
     for count, stride in zip(reversed(shape), reversed(strides), strict=True):
         if count != 1 and stride != expected:

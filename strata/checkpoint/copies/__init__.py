@@ -1,4 +1,4 @@
 """Copies of committed checkpoints on a further storage tier.
 
-Begin with `tiers`; `copier` carries checkpoints in the background.
+Begin with `tiers`; `copier` copies checkpoints in the background.
 """

@@ -1,14 +1,14 @@
-"""Copying committed checkpoints from the near storage to the far one, in a thread of its own.
+"""Copying committed checkpoints from the near storage to the far storage, in a separate thread.
 
-Each rank copies its own files; the files of a larger world's ranks are divided among the ranks. Rank 0 copies the
-global manifest, too. The rank that finds the far copy whole marks it: with every manifest and image in place, its
-marker equals the near one. So the last of several ranks to finish marks the copy, and ranks exchange no messages
-except the note of a rank that cannot copy its part.
+Each rank copies its own files; if the saving world was larger, its other ranks' files are divided among the ranks.
+Rank 0 copies the global manifest, too. The rank that finds every manifest and image in the far storage writes the
+marker there, with the same bytes as the near marker. So the last rank to finish marks the copy, and ranks exchange no
+messages except the note of a rank that cannot copy its part.
 
-If the far storage is not reachable, the copy is tried again and again; training never waits for it. A checkpoint that
-cannot be copied, because its near copy is corrupt or for an unforeseen reason, is reported, and the next one is
-copied. No save builds on a corrupt one. Copies that an earlier process left unfinished are continued at the first
-save.
+If the far storage is not reachable, the copy is retried until it succeeds; training never waits for it. If a
+checkpoint cannot be copied, because its near copy is corrupt or for an unforeseen reason, the error is reported, and
+the next checkpoint is copied. No save builds on a corrupt checkpoint. The first save also continues copies that an
+earlier process left unfinished.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
 LOOK_S: Final = 2.0
 """The interval at which a rank checks whether the other ranks are done."""
 OTHERS_S: Final = 600.0
-"""How long `wait` waits while no part of any other rank arrives; the others may only be slow."""
+"""How long `wait` waits while no part of any other rank arrives: long, because the other ranks may be slow."""
 CLOSE_S: Final = 5.0
 _HINT: Final = "they are committed in the near storage; the next save goes on with them"
 
@@ -52,11 +52,11 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Copier:
-    """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
+    """Copies one rank's share (of `ranks` shares) of each checkpoint from `near` to `far`, in the checkpoints' order.
 
-    `missing` is called once, in the thread; it returns what earlier processes left to be copied. `afterwards` is
-    called there after each turn, for other work that needs the far storage, so that no save waits for it. `world`
-    names these ranks. Checkpoints found damaged are added to `damaged`.
+    The copier's thread calls `missing` once, for the checkpoints that earlier processes did not copy. It calls
+    `afterwards` after each turn, for other work that needs the far storage, so that no save waits for that work.
+    `world` identifies the ranks' world. Checkpoints found damaged are added to `damaged`.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Copier:
         self._changed = threading.Condition()
         self._queue: collections.deque[Replica] = collections.deque()
         self._copied: dict[Replica, str] = {}
-        """Checkpoints whose files this rank has copied, with what the whole copy still lacks."""
+        """Checkpoints whose files this rank has copied, each with a text that says which other files are missing."""
         self._news_s = 0.0
-        """The time of the last change of these, or failure of the far storage, which the others may see as well."""
+        """The time of the last change of `_copied`, or of a far storage failure, which may also delay other ranks."""
         self._marked: set[str] = set()
         self._infos: list[CheckpointInfo] = []
         self._error: StrataError | None = None
         self._failures: list[StrataError] = []
         self._closed = False
         self._thread: threading.Thread | None = None
-        # now, so that it runs after the exit handler that waits for the last saves
+        # registered now, so that it runs after the exit handler that waits for the last saves
         atexit.register(self._at_exit)
 
     def add(self, replica: Replica) -> None:
@@ -125,18 +125,18 @@ class Copier:
             thread = threading.Thread(target=self._run, name="strata-replicator", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the process is exiting: a later one continues
+            except RuntimeError:  # the process is exiting: a later process continues
                 return
             self._thread = thread
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once all is copied; raise the error of a copy, or `StorageError` after `timeout_s`.
+        """Return once all checkpoints are copied; raise the error of a copy, or `StorageError` after `timeout_s`.
 
-        `StorageError`, too, if no more parts of other ranks arrive. An error that prevents a copy is raised once.
+        Raise `StorageError`, too, if no more parts of other ranks arrive. The error of a copy is raised only once.
         """
         begun_s = time.monotonic()
         with self._changed:
-            if self._left():  # a process that saved nothing does not continue an earlier one's copies
+            if self._left():  # only a process that saved continues the copies of an earlier process
                 self._start()
             if self._thread is None and self._left():
                 raise StorageError(
@@ -159,7 +159,7 @@ class Copier:
         ) from error
 
     def check(self) -> None:
-        """Raise the error that prevented a checkpoint's copy, once."""
+        """Raise the error that prevented a checkpoint's copy, unless it was raised before."""
         with self._changed:
             self._raise_failures()
 
@@ -177,7 +177,7 @@ class Copier:
             self._changed.notify_all()
         atexit.unregister(self._at_exit)
         if self._thread is not None:
-            self._thread.join(CLOSE_S)  # a request that hangs ends with the process
+            self._thread.join(CLOSE_S)  # not longer: a request that hangs ends with the process
 
     def _left(self) -> list[int]:
         """Return the steps that are not copied yet."""
@@ -192,7 +192,7 @@ class Copier:
             raise failures[0]
 
     def _no_progress(self, begun_s: float) -> bool:
-        """Return whether no awaited copy has made progress since `begun_s` for long; True if none is awaited."""
+        """Return whether the awaited copies have made no progress for `OTHERS_S`; True if no copy is awaited."""
         late = max(self._news_s, begun_s) < time.monotonic() - self._others_s
         return all(lacks and late for lacks in self._copied.values())
 
@@ -256,9 +256,9 @@ class Copier:
 
     @contextlib.contextmanager
     def _collecting_errors(self, what: str, *collected: type[StrataError]) -> Iterator[None]:
-        """Collect errors of these types, and unforeseen ones, for the next caller; `what` describes the result.
+        """Collect errors of these types, and unforeseen errors, for the next caller; `what` describes the consequence.
 
-        Any other `StrataError` is raised: the turn is tried again.
+        Any other `StrataError` is raised: then the turn is retried.
         """
         try:
             yield
@@ -293,7 +293,7 @@ class Copier:
                 copied = self._try(replica)
             except (StrataError, Closed):
                 with self._changed:
-                    self._queue.rotate(-1)  # so that it does not block the others
+                    self._queue.rotate(-1)  # so that this checkpoint does not block the others
                 raise
             with self._changed:
                 self._queue.popleft()
@@ -310,10 +310,10 @@ class Copier:
                     self._copied[waiting] = lacks
                 else:
                     del self._copied[waiting]
-                self._changed.notify_all()  # `wait` checks again how long there was no progress
+                self._changed.notify_all()  # so that `wait` checks again for how long there was no progress
 
     def _try(self, replica: Replica) -> bool:
-        """Copy this rank's files; return False if the near ones are removed, or cannot be copied."""
+        """Copy this rank's files; return False if the near files are removed, or cannot be copied."""
         try:
             self._copy.copy(replica)
         except (Refused, CheckpointNotFound) as error:
@@ -321,7 +321,7 @@ class Copier:
             return False
         except CheckpointCorrupt as error:
             if self._is_here(replica):
-                # first, because the caller may save right after it learns the error
+                # before the error is raised, because the caller may save right after it
                 self._doubted.note(replica.folder, error.message)
                 self._give_up(replica, error)
             return False
@@ -340,7 +340,7 @@ class Copier:
         self._copy.give_up(replica, error.message, for_all=for_all)
 
     def _lacking(self, replica: Replica) -> str:
-        """Return what the copy lacks; "" once it is marked, or if it cannot be completed."""
+        """Return which files are missing in the copy, as text; "" once it is marked, or if it cannot be completed."""
         lacks = ""
         with self._collecting_errors(f"step {replica.step} is not copied", CheckpointError, PartLost):
             if self._is_here(replica) and not (lacks := self._copy.mark(replica)):
@@ -351,8 +351,8 @@ class Copier:
     def _is_here(self, replica: Replica) -> bool:
         """Return whether the near checkpoint still exists: retention removes marker, manifest, then the rest.
 
-        The marker may also be missing because the storage refused it; then the catalog has the commit, and the near
-        manifest decides. The far manifest may belong to an unfinished copy.
+        The marker may also be missing because the storage refused it. Then the catalog proves the commit, and the
+        checkpoint exists if the near manifest does. The far manifest may belong to an unfinished copy.
         """
         near, *_far = tiers_of(self._near)
         return self._near.exists(f"{replica.folder}/{MARKER}") or near.exists(

@@ -1,8 +1,8 @@
 """Copying a checkpoint into another storage: each byte verified at its source, the marker last.
 
-Each document and each chunk is taken from the first source that has the saved bytes. So two damaged copies make a
-whole one if they are not damaged in the same place. The copy is read back and verified before the marker is written;
-until then it is no checkpoint. The images of earlier attempts to which it refers are copied, too.
+Each document and each chunk is taken from the first source that has the saved bytes. So two damaged copies give a
+whole one, unless both are damaged in the same place. The copy is read back and verified before the marker is written;
+until then it does not count as a checkpoint. Images of earlier attempts to which the checkpoint refers are copied, too.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def copy_checkpoint(
 ) -> Manifest:
     """Return the manifest once `target` has the checkpoint in `folder`, too; may be repeated after a crash.
 
-    `manifest_digest` comes from the catalog; if "", a source's marker is used. `CheckpointCorrupt` if some bytes
-    differ from the saved ones in every source: then `target` has no such checkpoint.
+    `manifest_digest` comes from the catalog; if "", the digest in a source's marker is used. `CheckpointCorrupt` if
+    some bytes differ from the saved ones in every source: then `target` does not get the checkpoint.
     """
     found = manifest_digest or _first(sources, lambda source: _marked(source, folder))
     documents: dict[str, bytes] = {}
@@ -52,13 +52,13 @@ def copy_checkpoint(
         RankManifest.from_bytes(document(part.manifest, part.digest), what=f"{folder}/{part.manifest}")
         for part in manifest.parts
     ]
-    if manifest.uses:  # recorded first, so that no process treats the images as leftovers of a save
+    if manifest.uses:  # record the uses first, so that no process treats the images as leftovers of a save
         target.delete(f"{folder}/{USES}")
         write_uses(target, folder, manifest.uses)
     for name, (size_bytes, known) in sorted(_images(folder, ranks).items()):
         target.delete(name)  # the remains of an interrupted copy
         copy_image(sources, target, name, size_bytes, known, on_bytes)
-    for name, data in reversed(documents.items()):  # the ranks' manifests before the one that names them
+    for name, data in reversed(documents.items()):  # the ranks' manifests before the global one
         target.delete(name)
         put(target, name, data)
     copied = verify(target, folder, manifest_digest=found)
@@ -69,7 +69,7 @@ def copy_checkpoint(
 
 
 def _first(sources: Sequence[Storage], read: Callable[[Storage], _T]) -> _T:
-    """Return what the first source has, verified; if none has it, raise the last source's error."""
+    """Return the result of `read` on the first source that does not fail; if all fail, raise the last error."""
     for source in sources[:-1]:
         try:
             return read(source)
@@ -86,7 +86,7 @@ def _marked(source: Storage, folder: str) -> str:
 
 
 def _images(folder: str, ranks: Sequence[RankManifest]) -> dict[str, tuple[int, dict[int, Piece]]]:
-    """Return, for each image, its size and the pieces of it that the checkpoint needs."""
+    """Return, for each image, its size and the pieces that the checkpoint needs."""
     found: dict[str, tuple[int, dict[int, Piece]]] = {}
     for rank in ranks:
         for number, image in enumerate(images_of(folder, rank)):
@@ -160,7 +160,7 @@ def copy_image(
 
 
 def _pieces(size_bytes: int, known: Mapping[int, Piece]) -> Iterator[Piece]:
-    """Yield all pieces of an image in order, none larger than a chunk or a header: known ones and the gaps."""
+    """Yield all pieces of an image in order: the known pieces, and the gaps in pieces of at most a chunk."""
     at = 0
     for start, piece in sorted(known.items()):
         if start < at:

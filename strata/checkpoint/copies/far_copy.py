@@ -1,11 +1,12 @@
 """Copying one checkpoint to another storage so that no unverified byte is published there.
 
-Every chunk in the copy's manifests is verified against its digest on its way, including chunks in images of earlier
-attempts. Bytes may be in the far storage already, because an earlier copy was interrupted or an Incremental brought
-its base along. They are read back, unless this process has verified them or they belong to a base with a marker.
-Manifests are verified by the digest that names them. The marker comes last, from the rank that finds the copy whole.
+Every chunk in the copy's manifests is verified against its digest while it is copied, including chunks in images of
+earlier attempts. Bytes may be in the far storage already: an earlier copy was interrupted, or the images of a base
+were copied with an Incremental. Such bytes are read back, unless this process has verified them or they belong to a
+base with a marker. Manifests are verified by the digest that names them. The rank that finds the copy whole writes
+the marker last.
 
-A rank that cannot copy its part leaves a note beside it, so that the other ranks do not wait for it.
+A rank that cannot copy its part writes a note to the far folder, so that the other ranks do not wait for that part.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Replica:
 class Report(Protocol):
     """Receives the progress of a copy. It raises `Refused` or `CheckpointNotFound` if the copy is not needed any more.
 
-    It raises another `CheckpointError` if the copy cannot be made, which the user must learn.
+    It raises another `CheckpointError` if the copy cannot be made; that error is reported to the user.
     """
 
     def __call__(
@@ -67,9 +68,9 @@ class Report(Protocol):
         sealed: bool = False,
         phase: SavePhase | None = None,
     ) -> None:
-        """`begun`: the far storage may have files of it from now on. `digest`: that rank's part is copied; it names
-        its manifest, and `phase` has the duration. `sealed`: all of it and the marker are copied; `digest` names the
-        global manifest.
+        """`begun`: from now on the far storage may have files of the copy. `digest` without `sealed`: a rank's part is
+        copied; `digest` names that rank's manifest, and `phase` has the duration. `sealed`: all parts and the marker
+        are copied; `digest` names the global manifest.
         """
         ...
 
@@ -79,9 +80,9 @@ class Closed(Exception):
 
 
 class FarCopy:
-    """The share of one of `ranks` ranks in checkpoints copied from `near` to `far`, in one thread.
+    """One rank's share (of `ranks` shares) of checkpoints copied from `near` to `far`, in one thread.
 
-    `world` names these ranks and no later ones. If `closed` returns True, the copy stops and `Closed` is raised.
+    `world` identifies this world, not a later one. If `closed` returns True, the copy stops and `Closed` is raised.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class FarCopy:
         self._report = report
         self._closed = closed
         self._proven: dict[str, set[Piece]] = {}
-        """By image, the pieces in the far storage that this process has verified, until the marker is written."""
+        """The far pieces that this process has verified, by image; cleared once the marker is written."""
 
     # -- one rank's share
 
@@ -130,10 +131,10 @@ class FarCopy:
                     self._copy_small(folder, name, expected)
 
     def give_up(self, replica: Replica, reason: str, *, for_all: bool = False) -> None:
-        """Try to report to the other ranks that this rank's part will not come.
+        """Try to report to the other ranks that this rank's part will not be copied.
 
-        `for_all`: no rank's part will come, and each rank that has not begun learns so itself, as this one did. If
-        no rank has begun, nothing is written, since no rank would remove it.
+        `for_all`: no rank's part will be copied, and each rank that has not begun finds that out itself, as this rank
+        did. So if no rank has begun, no note is written, since no rank would remove it.
         """
         if self._ranks == 1 or (for_all and not self._far.list(replica.folder)):
             return
@@ -144,10 +145,10 @@ class FarCopy:
             log.warning("the other ranks are not told that step %d fails: %s", replica.step, error.message)
 
     def _copy_part(self, folder: str, part: Part) -> int:
-        """Copy one part; return the bytes of images transferred, without those that were there already."""
+        """Copy one part; return the bytes of images transferred, not counting images that `far` had already."""
         carried = 0
         manifest = read_rank_manifest(self._near, folder, part)
-        for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # the own image last
+        for number, image in reversed(list(enumerate(images_of(folder, manifest)))):  # own image last
             known = known_pieces(manifest, number)
             name, size_bytes = object_name(folder, image), image.size_bytes
             if self._copy_image(name, size_bytes, known, own=number == OWN):
@@ -158,7 +159,7 @@ class FarCopy:
     # -- objects
 
     def _copy_image(self, name: str, size_bytes: int, known: Mapping[int, Piece], *, own: bool) -> bool:
-        """Copy an image; return False if the far storage had it already with the saved bytes."""
+        """Copy an image; return False if the far storage already had the image with the saved bytes."""
         there = self._is_there(name, size_bytes)
         if there and not own and self._far.exists(f"{name.rpartition('/')[0]}/{MARKER}"):
             return False
@@ -202,7 +203,8 @@ class FarCopy:
     def _is_there(self, name: str, size_bytes: int) -> bool:
         """Return whether the far storage has the object; `CheckpointCorrupt` if its size differs.
 
-        A torn upload creates no object. So an object of another size was complete once, and is never replaced.
+        An interrupted upload creates no object. So an object of another size was completed by a writer, and is never
+        replaced.
         """
         try:
             found = self._far.size(name)
@@ -217,9 +219,9 @@ class FarCopy:
     # -- all ranks together
 
     def mark(self, replica: Replica) -> str:
-        """Mark the far copy if it is whole, and return ""; else return what it lacks.
+        """Mark the far copy if it is whole, and return ""; else return a text that says which files are missing.
 
-        `StorageError` if a rank has noted that its part will not come; `CheckpointError` if the copy was rejected.
+        `StorageError` if a rank has noted that its part will not be copied; `CheckpointError` if the copy was rejected.
         """
         try:
             manifest = read_manifest(self._far, replica.folder, replica.manifest_digest)
@@ -227,7 +229,7 @@ class FarCopy:
         except CheckpointCorrupt as error:
             return self._lacking(replica) or error.message
         write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
-        with contextlib.suppress(Refused, CheckpointNotFound):  # it is being removed, with all of these files
+        with contextlib.suppress(Refused, CheckpointNotFound):  # the checkpoint is being removed
             self._report(replica, sealed=True, digest=replica.manifest_digest)
         for part in manifest.parts:
             self._proven.pop(f"{replica.folder}/{part.image}", None)

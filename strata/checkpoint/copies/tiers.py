@@ -1,11 +1,11 @@
 """Two storages as one: a near one that saves write to, and a far one that outlives the host.
 
-An object is read from the near storage, and from the far one if the near one lacks it or fails. Neither is trusted:
-the reader verifies every byte. If the near copy of a checkpoint is corrupt, `copies` gives the reader the far storage
-alone. If both are damaged, `strata checkpoints repair` combines them into a whole one.
+An object is read from the near storage, and from the far storage if the near one lacks it or fails. Neither is
+trusted: the reader verifies every byte. If the near copy of a checkpoint is corrupt, the reader reads the far storage
+alone (`copies`). If both copies are damaged, `strata checkpoints repair` combines them into a whole one.
 
-A checkpoint is written to the near storage and committed there; the copier copies it to the far one. During a
-transient failure of the near storage, a save writes to the far one at once (`save.retry`); `tiers_of` returns both.
+A checkpoint is written to the near storage and committed there; the copier copies it to the far storage. During a
+transient failure of the near storage, a save writes directly to the far one (`save.retry`); `tiers_of` returns both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class FarUnreachable(StorageError):
-    """The far storage could not be reached, so it is unknown whether it has more than the near one."""
+    """The far storage could not be reached, so it is unknown whether it has objects that the near one lacks."""
 
     code = "FAR_AWAY"
 
@@ -88,7 +88,7 @@ class TieredStorage:
             return self.far.exists(name)
 
     def list(self, folder: str = "") -> list[str]:
-        """Return the names in either storage. An unreachable one is an error: a partial list would mislead."""
+        """Return the names in both storages. Raise if either is unreachable: a partial list would mislead."""
         here = self.near.list(folder)
         with as_far_error():
             return sorted({*here, *self.far.list(folder)})
@@ -96,7 +96,7 @@ class TieredStorage:
     # -- holds
 
     def hold(self, name: str) -> None:
-        """Hold the object in both; other hosts see the far hold, if the far storage can be reached."""
+        """Hold the object in both storages; if the far storage can be reached, other hosts see the hold there."""
         self.near.hold(name)
         try:
             self.far.create_once(name, self.near.read(name))
@@ -106,7 +106,7 @@ class TieredStorage:
 
     def let_go(self, name: str) -> None:
         self.near.let_go(name)
-        with contextlib.suppress(StorageError):  # then the hold expires later
+        with contextlib.suppress(StorageError):  # if it fails, the hold expires later
             self.far.let_go(name)
 
     def is_held(self, name: str) -> bool:
@@ -155,7 +155,7 @@ class TieredSource:
 
 
 def nearest(near: Storage, far: Storage, read: Callable[[Storage], _T], name: str) -> _T:
-    """Return the result of `read` for the near storage, or for the far one if that fails."""
+    """Return the result of `read` for the near storage, or for the far one if the near one fails."""
     try:
         return read(near)
     except StorageError as error:
@@ -178,5 +178,5 @@ def tiers_of(storage: Storage) -> list[Storage]:
 
 
 def copies(storage: Storage) -> list[Storage]:
-    """Return the storages to read a checkpoint from, in order: the nearest of each file, then all from far."""
+    """Return the storages to try for a read: both (each file from the nearest), then the far one alone."""
     return [storage, storage.far] if isinstance(storage, TieredStorage) else [storage]

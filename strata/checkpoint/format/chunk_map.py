@@ -1,8 +1,8 @@
-"""The place of each chunk of a rank's tensors, in its own image or another one.
+"""The place of each chunk of a rank's tensors, in the rank's own image or in another image.
 
 A chunk is in the rank's own image, in an image of an earlier attempt (an Incremental), or in another rank's image
-of the same save (a replicated tensor, which is written once). All attempts of a job lie side by side in one
-folder, so an image is named by its attempt's folder and its file.
+of the same save (a replicated tensor, which is written once). The folders of all attempts of a job have the same
+parent, so an image is named by its attempt's folder and its file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from strata.checkpoint.format.manifest import RankManifest
 from strata.errors import CheckpointCorrupt
 
 _OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
-"""The form in which complaints name objects; a complaint without a match points at the checkpoint only."""
+"""The form in which complaints (texts about damage) name objects; without a match, only the checkpoint is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPlace:
-    """One chunk: its image, its first byte there, its size, and its digest."""
+    """One chunk: its image, the offset of its first byte in the image, its size, and its digest."""
 
     image: ImageRef
     offset: int
@@ -69,8 +69,8 @@ def chunk_places(
 ) -> dict[str, tuple[ChunkPlace, ...]]:
     """Return the places of the chunks of each tensor of `rank`, in their order.
 
-    `manifests` are those of all ranks of the checkpoint in `folder`. `CheckpointCorrupt`, naming the tensor, if no
-    rank has some chunk of a replicated tensor, or if ranks have different values of it.
+    `manifests` are the manifests of all ranks of the checkpoint in `folder`. `CheckpointCorrupt`, naming the tensor,
+    if a chunk of a replicated tensor is in no rank's image, or if ranks have different values of the tensor.
     """
     manifest = manifests[rank]
     places = known_places(folder, manifest)

@@ -22,7 +22,7 @@ def digest(data: Bytes) -> str:
 
 
 def named_digest(data: Bytes) -> str:
-    """Return the digest of `data` with its algorithm, as the catalog names documents."""
+    """Return the digest of `data` with the algorithm's name: the form in which the catalog names documents."""
     return f"{ALGORITHM}:{digest(data)}"
 
 

@@ -3,12 +3,12 @@
 A tensor is stored in one of three ways:
 
 * whole, as the bytes `[start, end)` of the rank's own image;
-* in `runs` of consecutive chunks, each in the rank's own image or in an image of an earlier attempt, which the
-  manifest's `files` name: an Incremental. Every chunk is in one run, so a restore never replays a chain;
-* `replicated`: as in runs, but chunks in no run are in the images of other ranks, whose manifests have the
-  tensor under the same name and with the same digests.
+* in `runs` of consecutive chunks, each in the rank's own image or in an image of an earlier attempt (an
+  Incremental); the manifest's `files` name those images. Every chunk is in one run, so a restore follows no chain;
+* `replicated`: in runs, too, but a chunk may be in no run; such a chunk is in the image of another rank, whose
+  manifest has the tensor under the same name and with the same digests.
 
-A tensor with a `shard` is a part of a larger one, cut out at `offsets`.
+A tensor with a `shard` is a part of a larger tensor, beginning at `offsets`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KINDS: Final = frozenset({"torch", "numpy", "bytes"})
 MAX_DIMENSIONS: Final = 64
 """The limit of JAX, torch and NumPy."""
 OWN: Final = 0
-"""The file number of a rank's own image; `n` from 1 on is the n-th of its manifest's `files`."""
+"""The file number of a rank's own image; `n` from 1 on is the n-th of the manifest's `files`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The place of a tensor in the larger one that it is a part of.
+    """The place of a part in a larger tensor.
 
-    `tensor` names the larger one; if it is empty, both have the same name. A rank may hold several parts.
+    `tensor` names the larger tensor; if empty, both have the same name. A rank may have several parts.
     """
 
     global_shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`count` chunks of a tensor from number `first` on, consecutive from byte `offset` of `file` on."""
+    """`count` chunks of a tensor, beginning with number `first`, stored consecutively from byte `offset` of `file`."""
 
     first: int
     count: int
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """An image of an earlier attempt: its folder, which lies beside this attempt's, and its size."""
+    """An image of an earlier attempt: its folder, which has the same parent as this attempt's, and its size."""
 
     folder: str
     image: str
@@ -122,7 +122,7 @@ class TensorEntry:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, sizes: Sequence[int]) -> TensorEntry:
-        """Return the entry; `sizes` are those of the files that its runs may name. `ValueError` if invalid."""
+        """Return the entry; `sizes` are the sizes of the files that its runs may name. `ValueError` if invalid."""
         spec = TensorSpec(kind=body["kind"], dtype=body["dtype"], shape=_dimensions(body["shape"]))
         if spec.kind not in KINDS:
             raise ValueError(f"a tensor of {shown(spec.kind)} is unknown")

@@ -42,10 +42,10 @@ def compose(
 ) -> Manifest:
     """Return the global manifest of the parts that all ranks have saved in `folder`.
 
-    `acked` has the digests of acked parts that are known here; the catalog compares all digests at the seal.
+    `acked` has the digests of acked parts that this process knows; the catalog compares all digests at the seal.
     `written` has, by digest, the manifests that this process wrote: they are read back but not parsed again.
-    `StorageError` if the storage returns other bytes than acked. `CheckpointError`, naming the tensor, if the
-    ranks' parts of a tensor do not fit together.
+    `StorageError` if a manifest in storage differs from the acked digest. `CheckpointError`, naming the tensor, if
+    the ranks' parts of a tensor do not fit together.
     """
     parts: list[Part] = []
     manifests: list[RankManifest] = []

@@ -1,10 +1,10 @@
 """One rank's tensors as a safetensors file: the layout, and the header that describes it.
 
 The header is padded to a multiple of 4096 bytes, so that the data begins at an offset that direct I/O can write;
-the file ends with its last tensor. Tensors lie without gaps, those of larger items first, so that each is aligned
-to its items.
+the file ends with its last tensor. There are no gaps between tensors. Tensors with larger items come first, so that
+each tensor is aligned to its item size.
 
-A tensor of which the image has only some chunks is stored as plain bytes: one U8 tensor for each run of
+If the image has only some chunks of a tensor, they are stored as plain bytes: one U8 tensor for each run of
 consecutive chunks, named `weights[3:5]` for the chunks 3 and 4.
 """
 
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The bytes `[start, end)` in the file of consecutive chunks of a tensor, from number `first` on."""
+    """Consecutive chunks of a tensor, beginning with number `first`, and their bytes `[start, end)` in the file."""
 
     tensor: str
     first: int
@@ -48,7 +48,7 @@ class Piece:
 class Layout:
     """A whole image: the bytes of its header, and its tensors in the order of the file.
 
-    `places` are the tensors that are whole in it, `pieces` the parts of other tensors.
+    `places` are the tensors that are whole in the image, `pieces` the parts of other tensors.
     """
 
     header: bytes
@@ -62,7 +62,7 @@ def lay_out(
 ) -> Layout:
     """Return the layout of an image of the tensors of `specs`.
 
-    For a tensor in `partly`, the image has only the chunks in these ranges of numbers, which may be none.
+    For a tensor in `partly`, the image has only the chunks in the given ranges of numbers; there may be no range.
     """
     partly = partly or {}
     items = [_Item(tensor=name, spec=spec) for name, spec in specs.items() if name not in partly]
@@ -121,7 +121,7 @@ class _Item:
 
 
 def _free_name(item: _Item, specs: Mapping[str, TensorSpec]) -> str:
-    """Return the name of a piece, varied if a tensor has that name."""
+    """Return the name of a piece; vary it if a tensor has the same name."""
     assert item.chunks is not None
     name = f"{item.tensor}[{item.chunks.start}:{item.chunks.stop}]"
     while name in specs:

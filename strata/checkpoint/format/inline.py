@@ -1,4 +1,4 @@
-"""Values that the JSON text of a tree holds itself, for plain values of DCP, which have no image beside them.
+"""Values stored in the JSON text of a tree itself: for plain values of torch's DCP, which have no image.
 
     {"x": base64}  bytes         {"e": […]}  set            {"n": ["dtype", "float32"]}     torch.dtype
     {"i": base64}  BytesIO       {"g": […]}  frozenset      {"n": ["device", "cuda:0"]}     torch.device
@@ -23,14 +23,14 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 Json = Any
 
 MAX_BYTES: Final = 64 << 20
-"""The largest bytes object or tensor in a text: reading it takes several times its size in memory."""
+"""The largest bytes object or tensor in a text: parsing takes several times the object's size in memory."""
 
 _SETS: Final[dict[str, type]] = {"e": set, "g": frozenset}
 KINDS: Final = frozenset({"x", "i", "a", "n", *_SETS})
 
 
 def to_tree(key: str, value: object, add: Callable[[str, object], Json]) -> Json:
-    """Return the tree of such a value, or None for any other; `add` returns the tree of a set's member.
+    """Return the tree of a value of the kinds above, or None for any other; `add` returns the tree of a set's member.
 
     `CheckpointError`, naming the key, for a value that is too large.
     """
@@ -55,7 +55,7 @@ def to_tree(key: str, value: object, add: Callable[[str, object], Json]) -> Json
 
 
 def value_of(kind: str, body: Json, value: Callable[[Json], Any]) -> Any:
-    """Return the value that a tree of one of `KINDS` describes; `value` does so for the members of a set.
+    """Return the value that a tree of one of `KINDS` describes; `value` returns the value of a set's member.
 
     `CheckpointCorrupt` for a tree that `to_tree` does not produce.
     """

@@ -1,8 +1,8 @@
 """The manifests: JSON beside the images that lists the contents of each file and the digests that prove it.
 
-A rank's manifest lists its tensors with the digest of every chunk, its header's digest and the tree of its state.
-The global manifest lists the ranks' manifests by digest. So its own digest (in the catalog's record and in the
-COMMIT marker) stands for every byte of the checkpoint.
+A rank's manifest lists the digests of every tensor's chunks, the digest of the image's header, and the tree of the
+state. The global manifest lists the ranks' manifests by digest. So the global manifest's own digest (in the catalog's
+record and in the COMMIT marker) proves every byte of the checkpoint.
 
 Readers ignore fields they do not know, and reject a newer `version` than theirs.
 """
@@ -166,9 +166,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint. `predecessor` is (step, generation, attempt) of the previous one.
+    """A whole checkpoint. `predecessor` is (step, generation, attempt) of the previous checkpoint.
 
-    `uses` are the folders, beside this one, of the attempts to whose images it refers.
+    `uses` are the folders of the attempts to whose images it refers; all have the same parent as its own folder.
     """
 
     identity: Identity
@@ -214,7 +214,7 @@ class Manifest:
         body = read_document("strata-manifest", data, what=what)
         with as_corrupt(what):
             identity = _identity(body)
-            # allocates nothing for a claimed world of 10^12: the document must list as many ranks
+            # so that a claimed world of 10^12 ranks allocates nothing: the document must list as many ranks
             if len(body["ranks"]) != identity.world_size:
                 raise ValueError(f"it is of {identity.world_size} ranks, and names {len(body['ranks'])}")
             return cls(
@@ -231,8 +231,8 @@ class Manifest:
 def model_hash(manifests: Sequence[RankManifest]) -> str:
     """Return a fingerprint of the weights: equal for equal tensors, no matter when they were saved.
 
-    It covers the tensors below the key `model`, or every tensor of the state if there are none. Of tensors that
-    each rank has to itself, only those of rank 0 count. Of sharded tensors every part counts, so another
+    It covers the tensors below the key `model`, or every tensor of the state if there are none below it. Of tensors
+    that are neither replicated nor sharded, only rank 0's count. Of sharded tensors every part counts, so another
     partitioning has another fingerprint.
     """
     found = {name: entry for name, entry in manifests[0].tensors.items() if entry.shard is None}
@@ -277,7 +277,7 @@ def sealed(body: Mapping[str, Json]) -> bytes:
 
 
 def unsealed(data: bytes, limits: parsing.Limits, *, what: str) -> dict[str, Any]:
-    """Return the body that `sealed` was given; `CheckpointCorrupt` if its bytes have changed."""
+    """Return the body that was passed to `sealed`; `CheckpointCorrupt` if its bytes have changed."""
     with as_corrupt(what):
         body = parsing.json_object(data, limits)
         if body.pop("self", None) != digest(json.dumps(body).encode()):
@@ -335,7 +335,7 @@ def _identity(body: Mapping[str, Any]) -> Identity:
 
 
 def _part(rank: int, body: Mapping[str, Any]) -> Part:
-    """Return the part of `rank`; each rank has its own manifest, so that none is read twice."""
+    """Return the part of `rank`; each rank must have its own manifest, so that no manifest is read twice."""
     found = Part(
         rank=whole(body["rank"]),
         manifest=file_name(body["manifest"]),
@@ -354,7 +354,7 @@ def _image_ref(body: Sequence[Any]) -> ImageRef:
 
 
 def _check_no_overlap(tensors: Mapping[str, TensorEntry], sizes: Sequence[int]) -> None:
-    """Raise `ValueError` if the tensors take more bytes than the files have, so that some bytes count twice."""
+    """Raise `ValueError` if the tensors have more bytes than the files: then some tensors overlap."""
     taken = sum(entry.located_bytes for entry in tensors.values())
     if taken > sum(sizes):
         raise ValueError(f"its tensors take {taken} bytes of files that have {sum(sizes)}")

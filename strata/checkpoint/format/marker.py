@@ -1,8 +1,8 @@
 """The COMMIT marker: it proves in storage, without the catalog, that a checkpoint is committed.
 
-It is written once, after the catalog committed, by the first rank or restore to do so. Its bytes follow from the
-manifest, so all writers write the same ones. It counts only together with the manifest, the ranks' manifests and
-every image.
+The first rank or restore that reaches this step writes the marker, once, after the catalog committed. The marker's
+bytes follow from the manifest, so all writers write the same bytes. The marker is valid only together with the
+manifest, the ranks' manifests and every image.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_dig
     except StorageError as error:
         if not error.transient or not storage.exists(name):
             raise
-        made = False  # a full disk fails the call even if the object exists
+        made = False  # if the disk is full, the call fails even if the object exists
     if not made and read_object(storage, name) != data:
         raise CheckpointCorrupt(f"{name} names another checkpoint than the one beside it")
 
@@ -128,7 +128,7 @@ def read_marker(storage: Storage, folder: str) -> Marker | None:
 def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
     """Return the manifest and its digest if storage alone proves `folder` to be committed.
 
-    None without a marker; `CheckpointCorrupt` if there is one and anything else is missing or damaged.
+    Return None without a marker; `CheckpointCorrupt` if there is a marker and anything else is missing or damaged.
     """
     marker = read_marker(storage, folder)
     if marker is None:

@@ -1,7 +1,7 @@
 """Validation of a state's tree, which may come from elsewhere, before anything is built from it.
 
-`unflatten` and every other function that walks a tree can walk a validated one: every node is of a known kind with
-the parts of its kind, and containers are no deeper than they can be saved.
+`unflatten` and the other functions that walk a tree rely on this validation: every node is of a known kind and has
+the parts of that kind, and containers are nested no deeper than a save allows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NODES: Final = frozenset({dict, list})
 _FLOATS: Final = frozenset({"nan", "inf", "-inf"})
 _DTYPE: Final = re.compile(r"[a-z]{1,10}[0-9]{0,3}\Z")
 _LONGEST_SCALAR: Final = 64
-"""For NumPy scalars, in hexadecimal digits: a complex of long doubles has 32 bytes."""
+"""The most hexadecimal digits of a NumPy scalar: a complex of long doubles has 32 bytes."""
 
 
 def check_tree(tree: Json) -> None:
@@ -47,9 +47,9 @@ def check_names(tree: Json, known: Collection[str]) -> None:
 
 
 def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
-    """Return the tree with each opaque value whose bytes (in `texts`, by name) are JSON replaced by that value."""
+    """Return the tree; replace each opaque value whose bytes (in `texts`, by name) are JSON by the value."""
     if isinstance(tree, dict) and tree.get("b") in texts:
-        with contextlib.suppress(ValueError):  # pickled by torch's own planner: stays opaque bytes
+        with contextlib.suppress(ValueError):  # a value that torch's own planner pickled stays opaque bytes
             return _plain_tree(bytes(texts[tree["b"]]))
         return tree
     if isinstance(tree, dict):
@@ -62,7 +62,7 @@ def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
 
 
 def _plain_tree(data: bytes) -> Json:
-    """Return the tree of a plain value of DCP in JSON; `ValueError` if it is none or refers to tensors."""
+    """Return the tree of a plain DCP value in JSON; `ValueError` if `data` is no such value or refers to tensors."""
     tree = json_value(data, PLAIN)
     try:
         check_tree(tree)
@@ -80,7 +80,7 @@ def _levels(tree: Json) -> Iterator[list[Any]]:
         yield level
         level = [part for node in level for part in _parts(node) if type(part) in _NODES]
         depth += 1
-        if depth > MAX_DEPTH + 2:  # a leaf is a node, too, and so is the part of a scalar
+        if depth > MAX_DEPTH + 2:  # 2 more: a leaf is a node, too, and so is a scalar's part
             raise ValueError(f"a tree lies more than {MAX_DEPTH} containers deep")
 
 

@@ -1,4 +1,4 @@
-"""`uses.json`: the attempts to whose images an attempt refers, in its folder from its beginning on.
+"""`uses.json`: the attempts to whose images an attempt refers; written to its folder when the attempt begins.
 
 Without coordinators no catalog records references. A process that deletes a checkpoint reads the `uses.json` of
 all attempts, including those in progress. The document contains its own digest, because a misread name would let
@@ -21,7 +21,7 @@ NAME: Final = "uses.json"
 
 
 def write_uses(storage: Storage, folder: str, uses: Collection[str]) -> None:
-    """Record that the attempt in `folder` refers to images in these folders beside it."""
+    """Record that the attempt in `folder` refers to images in the folders `uses`, which have the same parent."""
     body = {"format": "strata-uses", "version": VERSION, "folders": sorted(uses)}
     put(storage, f"{folder}/{NAME}", sealed(body))
 
@@ -52,8 +52,8 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
 
 
 def _of_manifest(storage: Storage, folder: str) -> frozenset[str]:
-    """Return the references of an attempt without a record, by its manifest: a Full, or the record was lost."""
-    with contextlib.suppress(CheckpointCorrupt):  # an unreadable attempt needs no images
+    """Return the references of an attempt without a record, from its manifest: it is a Full, or the record was lost."""
+    with contextlib.suppress(CheckpointCorrupt):  # an attempt that cannot be read needs no images
         marker = read_marker(storage, folder)
         if marker is not None:
             return frozenset(read_manifest(storage, folder, marker.manifest_digest).uses)

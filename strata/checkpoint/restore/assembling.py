@@ -1,7 +1,8 @@
 """Boxes of tensors assembled from the parts that ranks saved, with every byte verified.
 
-A part that is needed whole, as one consecutive run of the result, is read straight into its place. For any other
-part, the chunks that contain the needed bytes are read into separate memory, verified, and the bytes copied out.
+If a whole part is needed, as one consecutive run of the result, it is read straight into its place. For any other
+part, the chunks that contain the needed bytes are read into separate memory and verified; then the needed bytes are
+copied into the result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A tensor of `shape` to be assembled, and the boxes of which it consists."""
+    """A requested tensor of `shape`, to be assembled from boxes."""
 
     shape: Shape
     item_bytes: int
@@ -52,7 +53,7 @@ class Wish:
 
 
 def wish(name: str, tensor: GlobalTensor, requested: Box) -> Wish:
-    """Return the boxes of which `requested` consists; `CheckpointError`, naming the tensor, if it lies outside."""
+    """Return the boxes that make up `requested`; `CheckpointError`, naming the tensor, if it is outside the tensor."""
     found = sources(requested, [piece.box for piece in tensor.pieces])
     if found is None or not requested.fits(tensor.shape):
         raise CheckpointError(
@@ -73,7 +74,7 @@ def wish(name: str, tensor: GlobalTensor, requested: Box) -> Wish:
 
 
 class Assembler:
-    """Assembles wishes from the checkpoint in `folder`, whose ranks' manifests are verified already."""
+    """Assembles requested tensors from the checkpoint in `folder`, whose ranks' manifests are verified already."""
 
     def __init__(
         self,
@@ -167,9 +168,10 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Chunks of one part of `shape`, from number `first` on, and the position in memory to which they are read.
+    """Chunks of one part of `shape`, beginning with number `first`, and the position in memory to read them to.
 
-    That is their final place, or separate memory if `aside`: then `copy` copies the box to the tensor at `begin`.
+    The position is their final place or, if `aside`, separate memory: then `copy` copies the box to the tensor, which
+    is at `begin`.
     """
 
     wish: Wish

@@ -1,7 +1,7 @@
 """The differences between two checkpoints, by their manifests alone: no tensor is read.
 
-Tensors are compared by name, dtype, shape and the digests of their chunks. So for two tensors of the same shape,
-the differing chunks of 8 MiB are known. Plain values are compared by their path.
+Tensors of the same name are compared by dtype, shape and the digests of their chunks. So for two tensors of the same
+shape, the comparison finds which chunks of 8 MiB differ. Plain values are compared path by path.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChangedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedValue:
-    """A plain value that differs; None if a checkpoint does not have it."""
+    """A plain value that differs, before and after; None if that checkpoint does not have the value."""
 
     path: str
     before: str | None
@@ -65,7 +65,7 @@ class Difference:
 
 
 def compare(before: RankManifest, after: RankManifest) -> Difference:
-    """Return the differences of `after` from `before`; names are in the order of the image."""
+    """Return the changes from `before` to `after`; names are in the order of the image."""
     shared = [name for name in after.tensors if name in before.tensors]
     pairs = [(name, before.tensors[name], after.tensors[name]) for name in shared]
     changed = tuple(_changed(*pair) for pair in pairs if _content(pair[1]) != _content(pair[2]))

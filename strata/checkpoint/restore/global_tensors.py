@@ -1,7 +1,7 @@
 """The tensors of the whole training, assembled from the parts in the ranks' manifests.
 
-A part is named by its rank and by its name in that rank's manifest. Several ranks may hold the same box: then their
-entries have the same digests, and any of them may locate a chunk of it.
+A part is named by its rank and by its name in that rank's manifest. Several ranks may have the same box: then their
+entries must have the same digests, and any of these entries may locate a chunk of the box.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalTensor:
-    """The spec of a whole tensor, and the boxes in which it was saved, each once."""
+    """The spec of a whole tensor, and the boxes in which it was saved, without duplicates."""
 
     spec: TensorSpec
     pieces: tuple[Piece, ...]
@@ -69,7 +69,7 @@ def global_tensors(manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]
 
 
 def part_of(name: str, entry: TensorEntry) -> tuple[str, TensorSpec, Box] | None:
-    """Return the tensor of which an entry is a part, as name, spec and box; None if it is no part."""
+    """Return the tensor of which an entry is a part, as name, spec and box; None if the entry is a whole tensor."""
     shard = entry.shard
     if shard is None:
         return None
@@ -80,7 +80,7 @@ def part_of(name: str, entry: TensorEntry) -> tuple[str, TensorSpec, Box] | None
 def check_replicas(manifests: Sequence[RankManifest]) -> None:
     """Raise `CheckpointError`, naming the tensor, unless all ranks have equal values of replicated tensors.
 
-    Also raise it if no rank has written some chunk: then the ranks did not hold the same tensors.
+    Raise it, too, if no rank has written some chunk: then the ranks did not have the same tensors.
     """
     for key, holders in _replicated(manifests).items():
         name, (first, entry) = key[0], holders[0]
@@ -108,7 +108,7 @@ def check_replicas(manifests: Sequence[RankManifest]) -> None:
 def _replicated(
     manifests: Sequence[RankManifest],
 ) -> Mapping[tuple[str, Shape], list[tuple[int, TensorEntry]]]:
-    """Return the holders of each replicated tensor, or box of one."""
+    """Return the ranks that have each replicated tensor, or each box of a replicated tensor."""
     holders: dict[tuple[str, Shape], list[tuple[int, TensorEntry]]] = {}
     for rank, manifest in enumerate(manifests):
         for name, entry in manifest.tensors.items():

@@ -1,10 +1,10 @@
 """Reading a checkpoint: every byte is verified before any is returned.
 
-The chain of proof: the catalog's record (or the marker) has the digest of the global manifest. That has the digests
-of the ranks' manifests, and those have the digest of each header and of each chunk of each tensor.
+The chain of proof: the catalog's record (or the marker) has the digest of the global manifest. The global manifest has
+the digests of the ranks' manifests. These have the digest of each header and of each chunk of each tensor.
 
-In a world of another size, a rank that the saving world had, too, gets its own part. A rank beyond that gets
-rank 0's part, except for values that differed between the saving ranks.
+In a world of another size, a rank whose number the saving world also had gets its own part. A rank with a higher
+number gets rank 0's part, except for values that differed between the saving ranks.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from strata.checkpoint.storage.sink import Storage
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 Lend = Callable[[int], memoryview]
-"""Returns memory of that size, to be held as long as anything read into it is used."""
+"""Returns memory of that size; the caller must reference it as long as it uses values read into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A rank's part, verified. `differing` are the paths whose values differ between the ranks.
 
-    It is set only for a rank that the saving world did not have, and which so has no part of its own.
+    `differing` is set only for a rank that has no part of its own, because the saving world had fewer ranks.
     """
 
     manifest: Manifest
@@ -48,7 +48,7 @@ class Loaded:
     differing: tuple[str, ...] = field(default=())
 
     def check_known(self, keys: Collection[str], of_rank_0: Collection[str], *, rank: int) -> None:
-        """Raise `CheckpointError` if a value that `rank` is to restore of these keys differed between the ranks."""
+        """Raise `CheckpointError` if a value under `keys`, but not under `of_rank_0`, differed between the ranks."""
         identity = self.manifest.identity
         for path in self.differing:
             is_requested = path.partition(".")[0] in keys or path in keys
@@ -72,9 +72,9 @@ def load(
 ) -> Loaded:
     """Return the part of the checkpoint in `folder` for `rank`, in memory from `lend`, or in new memory.
 
-    Of the tensors saved in parts, those in `state` are read, from any rank's image; without `state`, all of them,
-    whole. `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from the saved one. The error
-    refers to no memory of this read, so that reading another copy next takes no more memory.
+    Tensors saved in parts are read from all ranks' images: with `state`, those that it needs; without `state`, all
+    of them, whole. `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from the saved one. The
+    error does not reference memory of this read, so that reading another copy next takes no additional memory.
     """
     try:
         return _load(storage, folder, manifest_digest, rank, threads, state, lend)
@@ -114,7 +114,7 @@ def tensors_of(folder: str, manifests: Sequence[RankManifest]) -> dict[str, Glob
     """Return the tensors that were saved in parts; `CheckpointCorrupt` if the parts do not fit together."""
     try:
         return global_tensors(manifests)
-    except CheckpointError as error:  # rank 0 checked this before the commit, so the manifests are damaged
+    except CheckpointError as error:  # the parts fitted at the commit, so the manifests are damaged
         raise CheckpointCorrupt(f"{folder}: {error.message}", hint=error.hint) from error
 
 
@@ -193,7 +193,7 @@ def _with_parts(
     whole = {name: next(iter(parts[name].values())) for name in parts if examples[name] is None}
     return replace(
         saved,
-        # bytes saved as a part are a plain value in the encoding of a planner of DCP
+        # opaque bytes saved as a part are a plain value, encoded by a DCP planner
         tree=with_json(saved.tree, whole),
         specs=specs,
         data={**saved.data, **whole},
@@ -207,9 +207,9 @@ def _in_memory(
 ) -> tuple[dict[str, int], int]:
     """Return the offset of each tensor in memory, and the size of that memory.
 
-    The header and the tensors that are whole in the image have their offsets in the image. The other tensors
-    follow in the order of their files, with the same offset within a page as there. So neighbours are read
-    together, and with direct I/O.
+    The header and the tensors that are whole in the image have the same offsets in memory as in the image. The
+    other tensors follow in the order of their files, with the same offset within a page as in the file. So
+    neighbours are read together, and by direct I/O.
     """
     end = manifest.header_bytes
     offsets: dict[str, int] = {}
@@ -236,7 +236,7 @@ def _in_memory(
 
 
 def _is_under(path: str, keys: Collection[str]) -> bool:
-    """Return whether `path` is one of `keys`, or below one."""
+    """Return whether `path` is one of `keys`, or is below one of them."""
     while path not in keys:
         path, dot, _ = path.rpartition(".")
         if not dot:
@@ -259,7 +259,7 @@ def _fingerprint(manifest: RankManifest, leaf: Json) -> object:
     if name is None:
         return repr(leaf)
     entry = manifest.tensors.get(name)
-    # a tensor assembled from the parts of all ranks is the same for each
+    # a tensor assembled from the parts of all ranks is the same for each rank
     return name if entry is None or entry.shard is not None else (entry.spec, entry.chunks)
 
 

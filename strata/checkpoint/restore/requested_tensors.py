@@ -1,8 +1,8 @@
-"""Which tensors of the whole training a state needs, and of which it holds only parts.
+"""Which tensors of the whole training a state needs, and which of them it needs only in parts.
 
-A restore walks the state to be filled beside the tree of the checkpoint. A tensor that is distributed in the state is
-read by its local boxes; any other is read whole. An optimizer that has made no step yet has no tensors to compare
-with: a saved tensor with the shape of a parameter is distributed as that parameter.
+A restore walks through the state to be filled and the checkpoint's tree in parallel. If a tensor is distributed in the
+state, only its local boxes are read; any other tensor is read whole. An optimizer that has made no step yet has no
+tensors: then a saved tensor with the shape of a parameter is distributed like that parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strata.checkpoint.snapshot.tensors import TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unborn:
-    """The place of the state that an optimizer will have for a parameter after its first step."""
+    """A placeholder for the state that an optimizer will have for a parameter after its first step."""
 
     parameter: Any
 
@@ -26,7 +26,7 @@ class _Unborn:
 def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """Return the tensors of `specs` that the state needs, each with an example of its distribution, or None.
 
-    None: the tensor is needed whole.
+    None instead of an example: the tensor is needed whole.
     """
     found: dict[str, Any] = {}
     for name, target in _walk(tree, state, outermost=True):

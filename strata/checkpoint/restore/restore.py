@@ -1,8 +1,7 @@
 """Restoring a saved state into the trainer's objects.
 
-Everything is checked before anything is changed: keys, kinds, shapes and dtypes. Then tensors are copied in place,
-objects take their part by `load_state_dict`, and plain values are replaced in the dictionaries and lists that
-contain them.
+Before any object is changed, all keys, kinds, shapes and dtypes are checked. Then tensors are copied in place, objects
+receive their part by `load_state_dict`, and plain values are replaced in the dictionaries and lists that contain them.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _KINDS: Final = {
 class Saved:
     """One rank's part of a checkpoint, read and verified.
 
-    `examples` has, for tensors to be distributed over several processes, a tensor with that distribution. Of the
-    tensors in `boxes`, only this process's boxes were read.
+    `examples` has, for each tensor to be distributed over several processes, a tensor with the same distribution. Of
+    the tensors in `boxes`, only this process's boxes were read.
     """
 
     tree: Json
@@ -80,8 +79,8 @@ class Saved:
 def restore_into(saved: Saved, state: MutableMapping[str, Any], *others: Saved) -> None:
     """Restore each key of `state` from the first checkpoint that has it.
 
-    A checkpoint may have more keys. `CheckpointError`, naming the key, for a value that does not fit; then nothing
-    is changed.
+    A checkpoint may have more keys than `state`. If a value does not fit, raise `CheckpointError`, naming the key, and
+    change nothing.
     """
     parts: dict[Any, tuple[Saved, Json]] = {}
     for source in reversed((saved, *others)):
@@ -143,7 +142,7 @@ def _check_sequence(saved: Saved, key: str, target: list[Any] | tuple[Any, ...],
 
 
 def _check_state(saved: Saved, key: str, here: Any, tree: Json) -> None:
-    """Check the tensors that an object has already against the saved ones; leave the rest to the object."""
+    """Check the tensors that an object has already against the saved ones; the object checks the rest in its load."""
     if is_distributed(here) or spec_of(key, here) is not None:
         if not _is_tensor(tree):
             raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
@@ -207,14 +206,14 @@ def _merge_tensor(saved: Saved, key: str, target: Any, name: str) -> Any:
         own = replace(spec, shape=part.box.shape)
         if boxes is not None:
             copy_in(key, part.value, own, boxes[part.box])
-        else:  # the whole tensor was read, because it is needed whole in another place of the state
+        else:  # the whole tensor was read, because another place of the state needs it whole
             whole = build(key, spec, saved.data[name], copied=False)
             part.value.copy_(whole[part.box.slices()])
     return target
 
 
 def _copies(target: object) -> bool:
-    """Return whether a load copies: a torch module does; other objects may keep the given tensors."""
+    """Return whether loading `target` copies tensors: a torch module does; other objects may keep the tensors."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(target, torch.nn.Module)
 

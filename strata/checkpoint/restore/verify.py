@@ -1,4 +1,4 @@
-"""Verifying a checkpoint without restoring it: is every byte the saved one?
+"""Verifying a checkpoint without restoring it: every byte is compared with the saved digests.
 
 A restore ends at the first byte that differs; a verification reports every problem with its file and tensor. It
 needs one buffer of 8 MiB, however large the checkpoint is.
@@ -22,7 +22,7 @@ from strata.checkpoint.storage.sink import Source, Storage, proving, unobserved
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete
 
 MAX_PROBLEMS: Final = 1000
-"""The most problems reported one by one; a lost disk would cause a million of them."""
+"""The most problems reported one by one; a lost disk could cause a million problems."""
 
 OnBytes = Callable[[int], None]
 """Called with the number of further bytes read."""
@@ -48,7 +48,7 @@ def verify(
     """Read the whole checkpoint in `folder` and return all problems.
 
     `manifest_digest` comes from the catalog; if None, the marker's is used. `CheckpointError` if a newer release
-    wrote the checkpoint, `StorageError` if it cannot be read: neither means that it is corrupt.
+    wrote the checkpoint, `StorageError` if it cannot be read: neither error means that the checkpoint is corrupt.
     """
     with Images(storage, folder) as images:
         work = _Verifier(storage, folder, images, on_bytes)
@@ -63,8 +63,8 @@ def verify(
 def look(storage: Storage, folder: str, *, manifest_digest: str, only: str = "") -> str:
     """Read the manifests and the object `only` ("folder/file"; "": all) of a checkpoint; return its damage, or "".
 
-    Uses the memory of one chunk. The marker is not checked: the catalog proves the commit, and any process may
-    write the marker again. `CheckpointIncomplete` if a file is missing and nothing that was read is damaged.
+    Use the memory of one chunk. The marker is not checked: the catalog proves the commit, and any process may write
+    the marker again. `CheckpointIncomplete` if a file is missing and no file that was read is damaged.
     """
     with Images(storage, folder) as images:
         work = _Verifier(storage, folder, images, unobserved, only)
@@ -78,7 +78,7 @@ def look(storage: Storage, folder: str, *, manifest_digest: str, only: str = "")
 
 
 class Images:
-    """The images from which chunks are read, with a limit on open ones. A context manager that closes them."""
+    """The images from which chunks are read, with a limit on open images. A context manager that closes them."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
@@ -93,7 +93,7 @@ class Images:
             source.close()
 
     def read(self, place: ChunkPlace, into: memoryview, *, what: str) -> memoryview:
-        """Return the chunk, read to the front of `into`; `CheckpointCorrupt` naming `what` if it differs."""
+        """Read the chunk to the front of `into` and return it; `CheckpointCorrupt`, naming `what`, if it differs."""
         name = object_name(self._folder, place.image)
         chunk = into[: place.size_bytes]
         with proving(name):
@@ -185,7 +185,7 @@ class _Verifier:
         return manifest
 
     def _together(self, manifests: Sequence[RankManifest]) -> None:
-        """Note errors that a restore would raise: parts that do not fit together, and names without a tensor."""
+        """Record errors that a restore would raise: parts that do not fit together, and names without a tensor."""
         try:
             tensors = tensors_of(self._folder, manifests)
             for manifest in manifests:
@@ -194,7 +194,7 @@ class _Verifier:
             self.note(error)
 
     def _header(self, manifest: RankManifest) -> None:
-        """Read the header, which fits into one chunk's bytes unless it has very many tensors."""
+        """Verify an image's header; unless there are very many tensors, it is smaller than a chunk."""
         own = images_of(self._folder, manifest)[OWN]
         if not self._is_requested(own):
             return

@@ -1,8 +1,8 @@
 """Choosing the base of an incremental save: the newest checkpoint, as this rank saved it.
 
 An Incremental becomes a Full in these cases, and the log names the case: there is no checkpoint yet; the base's
-manifest, or an image it would use, is damaged; a restore or a copy reported the base as damaged; most of the
-state has changed; the unchanged chunks lie in too many attempts.
+manifest, or an image that the save would refer to, is damaged; a restore or a copy reported the base as damaged;
+most of the state has changed; the unchanged chunks are spread over too many attempts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The request to the catalog, and how to write the snapshot: whole, unless there is a `delta`.
+    """The request to the catalog, and how to write the snapshot: the changes if there is a `delta`, else all of it.
 
     `digests` are the chunk digests that are known already, of some tensors or of all. `base` has the places of
     the base's chunks. `beside` is the parent of the base's folder.
@@ -55,8 +55,8 @@ class Plan:
     def for_record(self, record: CheckpointMetadata, folder: str) -> Plan:
         """Return the plan for the attempt `record`, whose folder is `folder`; without a delta if the bases differ.
 
-        The rank that began the attempt may have chosen another base for all ranks. A manifest can name only
-        folders that lie beside its own.
+        The rank that began the attempt may have chosen another base for all ranks. A manifest can refer only to
+        folders with the same parent as its own folder.
         """
         if record.base_attempt != self.request.base_attempt or self.beside != folder.rpartition("/")[0]:
             return Plan(request=self.request)
@@ -71,8 +71,8 @@ class Plan:
 class DamagedCheckpoints:
     """The attempts of which this process found a copy damaged: no save of this process refers to their chunks.
 
-    A restore may have taken good bytes from another copy or an older checkpoint. Without this set, a save would
-    store them as a reference to the damaged bytes, which may lie in an earlier attempt than the one restored.
+    A restore may have read undamaged bytes from another copy or an older checkpoint. Without this set, the next save
+    would not write those bytes, but refer to the damaged ones, which may belong to an attempt before the restored one.
     An entry loses its effect once a Full is the new base. May be used from any thread.
     """
 
@@ -125,7 +125,7 @@ def choose(
     if found_bad := damaged.among([folder, *used]):
         return _whole(requested, f"a copy of {found_bad} was found damaged")
     request = dataclasses.replace(request, base_step=base.step, base_attempt=base.id)
-    if manifest is None:  # this rank has no part in it; the others have
+    if manifest is None:  # the base has no part of this rank, only of others
         return Plan(request=request)
     found = digests_of(snapshot, snapshot.views, threads=threads)
     specs = {name: place.spec for name, place in snapshot.places.items()}

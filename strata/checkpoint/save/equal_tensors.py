@@ -1,10 +1,10 @@
-"""Which tensors all ranks hold equal in one save: each rank computes it from the same messages.
+"""Which tensors are equal on all ranks in one save: each rank computes the answer from the same messages.
 
 Pure. The *fingerprint* of a tensor is a hash of its name, kind, dtype, shape and bytes. A tensor is equal on
 all ranks if every rank has sent its fingerprint. All ranks receive the same messages, stage by stage, so all
 compute the same result.
 
-    stage 0    one digest of all fingerprints: if all ranks' digests are equal, so is every tensor; done
+    stage 0    one digest of all fingerprints: if the digest is the same on all ranks, every tensor is; done
     stage 1    a digest and a count for each group of names: which groups differ
     stage 2 …  the fingerprints in the groups that differ, page by page
 
@@ -32,7 +32,7 @@ _ALL: Final = struct.Struct(">I16s")
 _GROUP: Final = struct.Struct(">H8s")
 _MAX_COUNT: Final = 0xFFFF
 _FILLED: Final = 0.8
-"""The planned fill of a page: less than 1, since fingerprints do not fall into pages evenly."""
+"""The planned fill of a page: less than 1, since hashing does not spread fingerprints over pages evenly."""
 
 
 def fingerprint(name: str, spec: TensorSpec, digests: Sequence[str]) -> bytes:
@@ -42,7 +42,7 @@ def fingerprint(name: str, spec: TensorSpec, digests: Sequence[str]) -> bytes:
 
 
 class Comparison:
-    """One rank's side of the comparison: send `message()`, pass all ranks' messages to `hear`, until it returns None.
+    """One rank's side of the comparison: send `message()`, pass all messages to `hear`, until `message()` is None.
 
     `fingerprints` are this rank's, by name. `limit_bytes` is the longest message, the same on all ranks.
     """
@@ -71,7 +71,7 @@ class Comparison:
         return b"".join(self._page())
 
     def hear(self, messages: Sequence[bytes]) -> None:
-        """Go to the next stage; `messages` has every rank's message of this one."""
+        """Go to the next stage; `messages` has every rank's message of the current stage."""
         if self.stage == 0:
             self._receive_all(messages)
         elif self.stage == 1:

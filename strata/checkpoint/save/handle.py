@@ -1,4 +1,4 @@
-"""`CheckpointInfo`: the handle of a save, returned at once, by which the caller follows the save."""
+"""`CheckpointInfo`: the handle of a save in progress, by which the caller follows the save."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class CheckpointInfo:
         self.metadata = dict(metadata)
         self.staged = False
         self.dropped = False
-        """Whether the save was given up for a newer save, or for the error of an earlier one; this is no failure."""
+        """Whether the save was aborted for a newer save, or because an earlier save failed. This is not a failure."""
         self.replicated = False
-        """Whether the second storage has the checkpoint too, whole and marked; always False without one."""
+        """Whether the second storage has a complete, marked copy; always False if no second storage is configured."""
         self.bytes_total = 0
         self.bytes_written = 0
         self.compared_s = 0.0
         """The seconds of hashing and of comparing with the other ranks, in the background."""
         self.phases: tuple[SavePhase, ...] = ()
-        """The phases of this rank's part with their durations, once the part is durable."""
+        """The phases of writing this rank's part, with their durations; empty until the part is durable."""
         self.cancelled = threading.Event()
         """Set by `cancel`; the writing thread checks it."""
         self.gives_way = False
@@ -56,7 +56,7 @@ class CheckpointInfo:
         self._progress = progress
         self._changed = threading.Condition()
         self.record: CheckpointMetadata | None = None
-        """The catalog's last answer; None until it has answered."""
+        """The catalog's latest record of the attempt; None before the first."""
         self.committed = False
         self.error: BaseException | None = None
         """The error that ended the save, or None."""
@@ -100,9 +100,10 @@ class CheckpointInfo:
         return self
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before `committed` is set; at once if the save is committed already.
+        """Call `callback` once the save is committed, before `committed` is set.
 
-        The writing thread calls it, so it must not block; an exception from it there is logged.
+        If the save is committed already, call it in this thread. Otherwise the writing thread calls `callback`: it
+        must not block, and its exception is only logged.
         """
         with self._changed:
             if not self.committed:
@@ -111,15 +112,15 @@ class CheckpointInfo:
         callback()
 
     def cancel(self) -> bool:
-        """Request that the save be given up for all ranks; return False if it has ended already.
+        """Request that the save be aborted on all ranks; return False if it has ended already.
 
-        A save that is being committed may still commit; `wait` returns or raises accordingly.
+        The save may still commit if its commit is in progress; `wait` then returns, otherwise it raises.
         """
         self.cancelled.set()
         return not self.done
 
     def give_way(self) -> None:
-        """Give up, for all ranks, this save while it or an earlier one is held; it counts as dropped, not failed."""
+        """Abort this save on all ranks, while it or an earlier save is held; the save counts as dropped, not failed."""
         self.gives_way = True
         self.cancelled.set()
 
@@ -138,7 +139,7 @@ class CheckpointInfo:
             self._changed.notify_all()
 
     def wait_until_staged(self) -> None:
-        """Return once the trainer may change the state: it is copied, it is written, or the save has ended."""
+        """Return once the trainer may change the state: the state is copied or written, or the save has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self.staged or self.done)
 
@@ -153,7 +154,7 @@ class CheckpointInfo:
             for callback in self._on_commit:
                 try:
                     callback()
-                except Exception:  # the save is committed all the same, and threads in `wait` must learn it
+                except Exception:  # the save is still committed, and threads in `wait` must return
                     log.exception("what was to hear that step %d is committed failed", self.step)
             self.committed = True
             self._changed.notify_all()
@@ -180,12 +181,12 @@ class CheckpointInfo:
         ) from self.error
 
     def told(self) -> str:
-        """Return the text of the save's error; it then counts as reported."""
+        """Return the text of the save's error; the error then counts as reported."""
         self._reported = True
         return str(self.error) or type(self.error).__name__
 
     def note_in(self, other: CheckpointInfo) -> None:
-        """Add this save's error as a note to the error of `other`, if that has one."""
+        """Add this save's error as a note to the error of `other`, if `other` failed."""
         if other.error is not None:
             other.error.add_note(f"the save of step {self.step} failed as well: {self.error}")
             self._reported = True

@@ -1,7 +1,7 @@
 """Writing one rank's image: its whole snapshot, its share of replicated tensors, or the chunks changed since the base.
 
-A whole image is hashed while it is written, straight from the snapshot's memory. Chunks that were compared
-before, with a base or with the other ranks, are not hashed again. An image that leaves out chunks is assembled
+A whole image is hashed while it is written, straight from the snapshot's memory. A chunk that was hashed already,
+to compare it with a base or with other ranks, is not hashed again. An image without some of the chunks is assembled
 from the remaining ones.
 """
 
@@ -42,7 +42,7 @@ def write_part(
     layout = layout_of(snapshot, plan)
     whole = layout is snapshot.layout
     if not whole:
-        snapshot.wait()  # such an image's bytes are not written in the order in which they are copied
+        snapshot.wait()  # the image's bytes are not written in the order in which they are copied
     parts = {tensor: list(chunks(view)) for tensor, view in snapshot.views.items()}
     known = plan.digests or {}
     sink = storage.sink(f"{folder}/{image_name(rank)}")

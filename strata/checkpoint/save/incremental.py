@@ -1,8 +1,8 @@
 """Which chunks of a state an Incremental writes, and the places of the others in earlier images.
 
-Each chunk is compared by digest with the same chunk of the same tensor in the base. An equal chunk gets the
-base's own reference: the image that has the bytes, however old. So the manifest of an Incremental lists every
-chunk, and no restore follows a chain.
+Each chunk is compared by digest with the same chunk of the same tensor in the base. For an equal chunk the manifest
+repeats the base's reference: the image that has the bytes, however old. So the manifest of an Incremental lists
+every chunk, and a restore follows no chain of manifests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Digests = Mapping[str, Sequence[str]]
 class Delta:
     """The part of a state that an Incremental writes. `kept` are the unchanged chunks, by tensor and number.
 
-    `partly` has the chunks to write of each tensor that is not written whole, as `lay_out` takes it.
+    `partly` has the chunks to write of each tensor that is not written whole: the argument of `lay_out`.
     """
 
     kept: Mapping[str, Mapping[int, ChunkPlace]]
@@ -41,7 +41,7 @@ class Delta:
 
     @property
     def images(self) -> frozenset[ImageRef]:
-        """The images that hold the unchanged chunks."""
+        """The images that have the unchanged chunks."""
         return frozenset(place.image for kept in self.kept.values() for place in kept.values())
 
     @property
@@ -51,7 +51,7 @@ class Delta:
 
     @property
     def worth_it(self) -> bool:
-        """Whether enough is unchanged, in few enough attempts, for an Incremental to pay."""
+        """Whether an Incremental pays: enough chunks are unchanged, and they belong to few enough attempts."""
         return (
             self.changed_bytes <= FULL_ABOVE * self.total_bytes
             and self.changed_bytes < self.total_bytes
@@ -76,9 +76,9 @@ def compare(
 ) -> Delta:
     """Return the changes since `base`, which has the places of an earlier checkpoint's chunks.
 
-    Other ranks hold the tensors in `shares` as well; of these, this rank writes only the given chunks.
-    `changed_bytes` counts changes of the whole state, also in chunks that other ranks write, found by this rank's
-    earlier digests (`before`). So the choice of Full or Incremental does not depend on the size of a rank's share.
+    Other ranks have the tensors in `shares` as well; of these, this rank writes only the given chunks.
+    `changed_bytes` counts the changes of the whole state, including chunks that other ranks write: this rank compares
+    them with its earlier digests (`before`). So Full or Incremental does not depend on the size of a rank's share.
     """
     shares, before = shares or {}, before or {}
     kept: dict[str, dict[int, ChunkPlace]] = {}
@@ -125,8 +125,8 @@ def entries(
 ) -> tuple[dict[str, TensorEntry], tuple[ImageRef, ...]]:
     """Return the tensor entries of a manifest, and the files it refers to.
 
-    `layout` describes the written chunks, `kept` the unchanged ones. `shards` has the shard of each tensor that
-    is a part.
+    `layout` describes the written chunks, `kept` the unchanged ones. `shards` has, for each sharded tensor, the
+    shard that this rank has.
     """
     files: dict[ImageRef, int] = {}
     written: dict[str, list[Run]] = {}
@@ -161,7 +161,7 @@ def image_pieces(layout: Layout, views: Mapping[str, memoryview]) -> list[memory
 
 
 def _kept_runs(kept: Mapping[int, ChunkPlace], files: dict[ImageRef, int]) -> Iterator[Run]:
-    """Yield one run for chunks that are consecutive in their file; add new files to `files` with the next number."""
+    """Yield one run for chunks that are consecutive in their file; give each new file the next number in `files`."""
     places = [
         (number, files.setdefault(place.image, len(files) + 1), place.offset)
         for number, place in sorted(kept.items())

@@ -35,7 +35,7 @@ class PendingErrors:
         self._infos = [other for other in self._infos if other is not info]
 
     def give_way(self) -> None:
-        """Request that every unfinished save be given up, as dropped rather than failed."""
+        """Request that every unfinished save be aborted, as dropped rather than failed."""
         for info in self._infos:
             info.give_way()
 
@@ -80,7 +80,7 @@ class PendingErrors:
         raise first
 
     def say(self) -> None:
-        """Print the errors on stderr, because the process ends and no caller took them."""
+        """Print the errors on stderr: the process ends, and they were not raised."""
         for info in self._infos:
             if info.unreported:
                 print_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")

@@ -1,9 +1,9 @@
 """Which tensors of a state are replicated on all ranks, so that each rank writes only its share of them.
 
-This is the declared kind: by paths of the state or, if the ranks do not compare their tensors (`sharing`), by a
-module in torch's DistributedDataParallel, whose parameters are equal on all ranks. Its buffers are not: each rank
-has its own until the next forward pass. Every rank hashes all that it declares; if two ranks differ, the save
-fails.
+The caller declares these tensors, by paths of the state. If the ranks do not compare their tensors (`sharing`), the
+parameters of a module in torch's DistributedDataParallel are also declared: they are equal on all ranks. The
+module's buffers are not: each rank has its own until the next forward pass. Every rank hashes all declared tensors;
+if two ranks differ, the save fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORLD: Final = "world"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """This process's number among the processes that hold the same tensor; a `group` shares the writing."""
+    """This process's number among the processes with the same tensor; the processes of a `group` share the writing."""
 
     number: int
     count: int
@@ -30,7 +30,7 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Replication:
-    """What rank `rank` of `ranks` declares as replicated: all under `paths` and, if `finds`, DDP modules.
+    """The declaration of rank `rank` of `ranks`: all under `paths` is replicated and, with `finds`, DDP parameters.
 
     `mesh` is the rank's place, (index, size), in each named dimension of the partitioning.
     """
@@ -43,7 +43,7 @@ class Replication:
     _found: set[str] = field(default_factory=set)
 
     def look_at(self, key: str, value: Any) -> None:
-        """Record the parameters' paths if `value` is a DDP module: all ranks hold these equal."""
+        """Record the parameters' paths if `value` is a DDP module: its parameters are equal on all ranks."""
         if not self.finds:
             return
         if type(value).__name__ == "DistributedDataParallel" and hasattr(value, "named_parameters"):

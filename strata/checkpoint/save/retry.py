@@ -1,14 +1,14 @@
 """`SaveRetry`: a save is held, not lost, while the storage has a transient failure.
 
-    a part is refused ─▶ held ─▶ tried again after 1, 2, 4 … 30 s ─▶ taken: the save goes on
-                           │                                     └─▶ `grace_s` over: the hold ends without it
-                           └─▶ the attempt is given up or cancelled: the hold ends with it
+    a write is refused ─▶ held ─▶ tried again after 1, 2, 4 … 30 s ─▶ accepted: the save goes on
+                            │                                      └─▶ `grace_s` over: the save ends
+                            └─▶ the attempt is aborted or cancelled: the hold ends
 
-The grace is shared by all refused objects of all saves until a checkpoint is committed, because a storage that
-takes one object of ten saves nothing.
+All refused objects of all saves share one grace until a checkpoint is committed: a storage that accepts one object
+in ten completes no checkpoint.
 
-A try writes its object from the start, from the snapshot that the save has. With two tiers, each try offers the
-object to the near one, then to the far one; a reader takes each object from the tier that has it. The writer's
+Each try writes the whole object again, from the save's snapshot. With two tiers, each try writes the object to the
+near tier or, if that refuses it, to the far one; a reader takes each object from the tier that has it. The writer's
 thread does all of this; `hold` may be read from any thread.
 """
 
@@ -36,14 +36,14 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class HoldOver(CheckpointAborted):
-    """A held save ended without a checkpoint; the process reacts to that already, so it counts as dropped."""
+    """A held save ended without a checkpoint. It counts as dropped: the process reacts to the hold's end already."""
 
 
 class SaveRetry:
     """The holds of one rank's saves, one after the other.
 
-    A hold ends `grace_s` after the first refusal since the newest commit; with 0, no save is ever held. `tell` is
-    called with each hold, and with None at its end.
+    A hold ends `grace_s` after the first refusal since the newest commit; if `grace_s` is 0, no save is ever held.
+    `tell` is called with each hold, and with None at the end of the hold.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SaveRetry:
 
     @property
     def hold(self) -> SaveHold | None:
-        """The reason why no save can complete at this moment; None if there is none known."""
+        """The reason why no save can complete at this moment; None if no reason is known."""
         hold, since_s = self._hold, self._since_s
         return hold if hold is None or since_s is None else replace(hold, held_s=self._now() - since_s)
 
@@ -84,7 +84,7 @@ class SaveRetry:
     def first(self, acts: Sequence[Callable[[], _T]], *, step: int, pause: Callable[[float], None]) -> _T:
         """Return the result of the first of `acts` that the storage accepts; retry them until one is accepted.
 
-        `pause` waits for the given seconds; it raises if the save was given up.
+        `pause` waits for the given seconds; it raises if the save was aborted.
         """
         refusals = 0
         try:
@@ -110,7 +110,7 @@ class SaveRetry:
 
     @contextlib.contextmanager
     def excusing(self, what: str) -> Iterator[None]:
-        """Log a transient refusal instead of raising: the next save repeats this work; `what` begins the line."""
+        """Log a transient refusal, not raise it: the next save repeats this work. `what` begins the log line."""
         try:
             yield
         except StorageError as error:
@@ -121,7 +121,7 @@ class SaveRetry:
     def _held(self, error: StorageError, step: int) -> float:
         """Record a refusal; return the seconds for which the save may still be held."""
         before, reason, now_s = self.hold, error.transient, self._now()
-        # A refusal long before this hold was another outage. Within one hold, a single try may outlast the grace.
+        # A refusal longer ago than the grace was another outage, except within one hold: one try may outlast the grace.
         if self._since_s is None or (before is None and now_s - self._refused_s > self.grace_s):
             self._since_s = now_s
         self._refused_s = now_s
@@ -152,7 +152,7 @@ class SaveRetry:
 
 
 def first_taken(acts: Sequence[Callable[[], _T]]) -> _T:
-    """Return the result of the first act that succeeds, or raise the first error; go on after transient ones only."""
+    """Return the result of the first act that succeeds; skip transient errors only. If none does, raise the first."""
     refused: StorageError | None = None
     for act in acts:
         try:

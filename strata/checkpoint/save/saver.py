@@ -4,11 +4,11 @@
                                                     └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
 
 A step that fails for a transient reason of the storage is tried again (`retry`). Any other failure before the
-commit, even before this rank has begun, aborts the attempt for all ranks, so that none waits for this one. Each
-step is announced to `on_step`, where a crash test ends the process.
+commit, even before this rank has begun, aborts the attempt for all ranks, so that no rank waits for this one. Each
+step is announced to `on_step`; crash tests end the process in that callback.
 
-Some callers begin saves themselves and know when all parts are complete, as torch's DCP does. For them `part`,
-`ack`, `commit`, `mark` and `abort` are the same steps one by one.
+torch's DCP begins saves itself and knows when all parts are complete. For such callers `part`, `ack`, `commit`,
+`mark` and `abort` are the same steps one by one.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ DROPPED: Final = "dropped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks, in addition to the time for
-    which a rank may hold its part (`retry`).
+    """Saves of one rank. The wait for the other ranks may last `commit_timeout_s` plus the time for which a rank
+    may hold its part (`retry`).
 
-    `threads` hash and write an image together. No save builds on a checkpoint in `doubted`. With an `exchange`,
-    the ranks compare their tensors, and write those that are equal on all of them once.
+    `threads` threads hash and write one image. No save builds on a checkpoint in `doubted`. With an `exchange`,
+    the ranks compare their tensors, and write each tensor that is equal on all ranks only once.
     """
 
     storage: Storage
@@ -111,7 +111,7 @@ class Saver:
         folder = self.catalog.folder(record)
         if record.state is CheckpointState.COMMITTED:
             _check_type(record, request.type, RESTORABLE_TYPES)
-            # The rank that committed it may have failed to write the marker, and so have reported no success.
+            # The attempt is committed already: a rank may have committed it and then failed to write the marker.
             return self.mark(record, folder, None, info)
         if record.state is not CheckpointState.OPEN:
             info.dropped = record.reason.startswith(DROPPED)
@@ -127,7 +127,7 @@ class Saver:
             # Whatever the error is, the other ranks must not wait for this one.
             record = self.abort(record, error)
             if record.state is not CheckpointState.COMMITTED:
-                info.dropped = record.reason.startswith(DROPPED)  # another rank aborted it
+                info.dropped = record.reason.startswith(DROPPED)  # another rank may have aborted the save
                 raise
             manifest = None
         return self.mark(record, folder, manifest, info)
@@ -147,13 +147,13 @@ class Saver:
         return record if record is not None and record.state is CheckpointState.ABORTED else None
 
     def give_up(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
-        """Abort, for all ranks, a save that has not begun here; return its record as it ended.
+        """Abort, for all ranks, a save that has not begun here; return the attempt's final record.
 
-        None if there are no other ranks, which would need the abort.
+        Return None, and abort nothing, if there are no other ranks.
         """
         if self.catalog.world_size == 1:
             return None
-        record = self.catalog.begin(Plan(request=request).whole().request)  # no base is looked for
+        record = self.catalog.begin(Plan(request=request).whole().request)  # a save to abort needs no base
         return self.catalog.abort(record, reason) if record.state is CheckpointState.OPEN else record
 
     def _begin(self, requested: Plan, info: CheckpointInfo) -> tuple[CheckpointMetadata, Plan]:
@@ -192,8 +192,8 @@ class Saver:
     ) -> CheckpointMetadata:
         """Return the committed record once storage has the marker, too; read `manifest` from storage if it is None.
 
-        If a coordinator's record proves the commit, a transient failure holds no save: a restore writes the
-        marker later.
+        If a coordinator's record proves the commit, the save is not held for a transient failure of this write: a
+        restore writes the marker later.
         """
         self.on_step("mark")
         named = record.manifest_digest
@@ -257,9 +257,9 @@ class Saver:
         acked: Mapping[int, str],
         written: Mapping[str, RankManifest],
     ) -> tuple[CheckpointMetadata, Manifest]:
-        """Compose and seal the parts of all ranks; return once they are committed. One rank calls this.
+        """Compose and seal the parts of all ranks; return once they are committed. Only one rank may call this.
 
-        `acked` and `written` are as `compose` takes them.
+        `acked` and `written` are the arguments of `compose`.
         """
         latest = self._first(info, record, self.catalog.latest)
         composed = partial(
@@ -295,7 +295,7 @@ class Saver:
 
         def write(storage: Storage) -> tuple[RankManifest, SavePhase]:
             info.bytes_written = 0
-            begun_s = time.monotonic()  # of the successful try only: the hold measures the earlier ones
+            begun_s = time.monotonic()  # of the successful try only: the hold measures the failed tries
             manifest = write_part(
                 storage,
                 folder,
@@ -332,7 +332,7 @@ class Saver:
             if record is None or self.catalog.world_size == 1:
                 info.cancelled.wait(seconds)
             else:
-                with contextlib.suppress(Unavailable):  # the pause is over, and no rank has aborted the save
+                with contextlib.suppress(Unavailable):  # the pause is over, no rank aborted the save
                     self.catalog.wait(record, lambda _: False, timeout_s=seconds, cancelled=info.cancelled)
             self._check_cancelled(info)
 
@@ -375,7 +375,7 @@ class Saver:
 def _mark(
     storage: Storage, *, folder: str, manifest: Manifest, manifest_digest: str, proven: bool = False
 ) -> None:
-    """Write the marker; with `proven` only if all of the checkpoint is here, and not a part in another tier."""
+    """Write the marker; with `proven`, only if the whole checkpoint is in this tier."""
     if proven:
         try:
             read_rank_manifests(storage, folder, read_manifest(storage, folder, manifest_digest))
@@ -385,7 +385,7 @@ def _mark(
 
 
 def _copied(snapshot: Snapshot, backend: str) -> Iterator[SavePhase]:
-    """Yield the phase of copying the state, if there was one; `backend` is where the state was written to."""
+    """Yield the phase of copying the state, if the state was copied; `backend` names the storage written to."""
     if (took_s := snapshot.copy_s) is not None:
         yield SavePhase(
             phase="snapshot", backend=backend, took_s=took_s, size_bytes=snapshot.layout.size_bytes

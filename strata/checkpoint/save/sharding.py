@@ -1,14 +1,14 @@
-"""Which rank writes which bytes of a tensor that several ranks hold, and from which parts a restore reads them.
+"""Which rank writes which bytes of a tensor that several ranks have, and from which parts a restore reads the tensor.
 
-Pure. The ranks that hold copies of the same tensors (*replicas* below) share the writing: all chunks of these
+Pure. The ranks that have the same tensors (*replicas* below) share the writing: all chunks of these
 tensors are divided into equal shares of consecutive bytes.
 
     the tensors of one group of replicas, by name, one after the other
     |- a -|------------------- b -------------------|-- c --|------ d ------|
     |      replica 0      |      replica 1      |        replica 2          |
 
-A sharded tensor lies in boxes, each with its offsets and its shape, on the ranks that hold them. A restore, by
-any number of ranks, takes for each requested box all saved boxes that overlap with it, from any rank.
+A sharded tensor is divided into boxes, each with offsets and a shape; each rank has some of the boxes. A restore, by
+any number of ranks, reads for each requested box all saved boxes that overlap with it, whichever rank saved them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from strata.checkpoint.format.digest import CHUNK_BYTES
 Shape = tuple[int, ...]
 
 MAX_COMPARED: Final = 500_000
-"""The most pairs of boxes compared if they form no grid: 1,000 boxes with each other, in two or three seconds."""
+"""The most pairs of boxes to compare if the boxes form no grid: all pairs of 1,000 boxes take two or three seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Box:
         return Box(tuple(a - b for a, b in zip(self.offsets, outer.offsets, strict=True)), self.shape)
 
     def fits(self, shape: Shape) -> bool:
-        """Return whether the box lies within a tensor of this shape."""
+        """Return whether the box is within a tensor of this shape."""
         return len(self.offsets) == len(self.shape) == len(shape) and all(
             a >= 0 and n >= 0 and a + n <= m for a, n, m in zip(self.offsets, self.shape, shape, strict=True)
         )
 
     def hull(self, shape: Shape) -> tuple[int, int]:
-        """Return the index of its first element in a row-major tensor of this shape, and of its last plus 1."""
+        """Return the box's first index in a row-major tensor of this shape, and its last index plus 1."""
         first = last = 0
         for offset, length, size in zip(self.offsets, self.shape, shape, strict=True):
             first = first * size + offset
@@ -74,7 +74,7 @@ class Box:
         return first, last + 1
 
     def is_run(self, shape: Shape) -> bool:
-        """Return whether its elements are consecutive in a row-major tensor of this shape."""
+        """Return whether the box's elements are consecutive in a row-major tensor of this shape."""
         first, end = self.hull(shape)
         return end - first == self.count
 
@@ -87,10 +87,10 @@ class Box:
 
 
 def share(size_bytes: Mapping[str, int], *, replica: int, replicas: int) -> dict[str, range]:
-    """Return the numbers of the chunks that replica number `replica` writes of each tensor; may be none.
+    """Return, for each tensor, the numbers of the chunks that replica `replica` writes; the range may be empty.
 
-    `size_bytes` has the tensors that all replicas hold. Every replica computes the same division without any
-    message, and every chunk falls to exactly one of them.
+    `size_bytes` has the tensors that all replicas have. Every replica computes the same division without any
+    message, and exactly one replica writes each chunk.
     """
     total = sum(size_bytes.values())
     mine: dict[str, range] = {}
@@ -112,7 +112,7 @@ def _owner(base: int, size: int, number: int, *, total: int, replicas: int) -> i
 
 
 def gap(shape: Shape, boxes: Sequence[Box]) -> str | None:
-    """Return why these boxes do not cover a tensor, each element once; None if they do."""
+    """Return why these boxes do not cover each element of a tensor exactly once; None if they do."""
     for box in boxes:
         if not box.fits(shape):
             return f"{list(box.shape)} at {list(box.offsets)} lies outside of {list(shape)}"
@@ -132,7 +132,7 @@ def gap(shape: Shape, boxes: Sequence[Box]) -> str | None:
 
 
 def _is_grid(boxes: Sequence[Box]) -> bool:
-    """Return whether the boxes are distinct cells of a grid, as in most partitionings; then none overlap."""
+    """Return whether the boxes are distinct cells of a grid, as in most partitionings; such boxes do not overlap."""
     dimensions = len(boxes[0].shape) if boxes else 0
     if len(set(boxes)) != len(boxes):
         return False
@@ -147,9 +147,9 @@ def _is_grid(boxes: Sequence[Box]) -> bool:
 
 
 def sources(requested: Box, pieces: Sequence[Box]) -> list[tuple[int, Box]] | None:
-    """Return, by their numbers, the pieces that overlap `requested` and each overlap; None if elements are missing.
+    """Return the number of each piece that overlaps `requested`, with the overlap; None if elements are missing.
 
-    Pieces do not overlap unless they are equal; of equal ones the first one counts.
+    Two pieces are either equal or do not overlap; of equal pieces only the first is returned.
     """
     found: list[tuple[int, Box]] = []
     seen: set[Box] = set()

@@ -3,9 +3,9 @@
     each rank hashes its tensors ─▶ all compare (`Exchange`) ─▶ equal: written once, in shares
                                                             └▶ different: each rank writes its own
 
-The ranks compare the tensors of this very save, after the attempt has begun and before they write a byte of the
-image. If plans differed between ranks, the save could not be committed: every rank's manifest has the digests of
-all chunks of a shared tensor, and `check_replicas` proves that they are the same and that each chunk was written.
+The ranks compare the tensors anew in each save, after the attempt has begun and before they write a byte of the
+image. If the ranks' plans differed, the save could not be committed: every rank's manifest has the digests of all
+chunks of a shared tensor, and `check_replicas` proves that the digests are the same and each chunk was written.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def share_equal(
 ) -> tuple[Snapshot, Plan]:
     """Return the snapshot with this rank's shares of the tensors equal on all `ranks`, and the plan for it.
 
-    A rank that has nothing to compare takes part, too: the others wait for its messages. No tensor is hashed
-    before all are copied, since the trainer waits for the copy.
+    A rank without tensors to compare must take part, too: the others wait for its messages. Hashing begins only
+    once all tensors are copied, since the trainer waits for the copy.
     """
     names = comparable(snapshot)
     if names:

@@ -4,10 +4,9 @@
 catalog. There are two arenas, so at most two saves are in flight; `WhenFull` decides about a third one. With
 `low_memory` there is no arena: `write` returns when the state is written.
 
-An error is never lost. It is raised by `info.wait()`, else by the next `write`, `check_for_errors`,
-`wait_until_finished` or `close`, else it is printed on stderr when the process exits. The same holds for errors
-of work after a save (the removal of old checkpoints). A dropped save is no error: it is logged, and
-`info.wait()` raises.
+An error is never lost. `info.wait()` raises it; else the next `write`, `check_for_errors`, `wait_until_finished` or
+`close` does; else the process prints it on stderr when it exits. This applies also to errors of work after a save
+(the removal of old checkpoints). A dropped save is not such an error: it is logged, and only its `info.wait()` raises.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from strata.errors import CheckpointAborted, CheckpointError, ConfigError, Strat
 
 MAX_IN_FLIGHT: Final = 2
 SAY_S: Final = 10.0
-"""The interval of the log line about unfinished saves at the end of a program."""
+"""The interval of the log line about unfinished saves while the program exits."""
 
 _TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
 
@@ -66,8 +65,8 @@ class WhenFull(StrEnum):
 class AsyncCheckpointWriter:
     """Writes one rank's states in the background. One user thread, one process.
 
-    `failing_grace_s` bounds how long a program that ends with an error waits for a save without progress: the
-    other ranks may never reach that save. None: there are no other ranks.
+    A program that ends with an error waits at most `failing_grace_s` for a save without progress, because the
+    other ranks may never reach that save. None: no limit, because there are no other ranks.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class AsyncCheckpointWriter:
         self._low_memory = low_memory
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        """Guards the arenas, the queue and the counter below; notified at each change."""
+        """Guards the arenas, the queue and the counter declared below; notified at each change."""
         self._cuda = CudaCopies()
         self._arenas = [Arena() for _ in range(MAX_IN_FLIGHT)]
         self._waiting: deque[_Job | _Failed] = deque()
@@ -100,7 +99,7 @@ class AsyncCheckpointWriter:
         self._exiting = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
-        """Allocate the memory for states like this one, so that first saves cost no more than later ones."""
+        """Allocate the memory for states of this size, so that the first saves cost no more than later ones."""
         self._check_process()
         if self._low_memory:
             return
@@ -115,7 +114,7 @@ class AsyncCheckpointWriter:
     def lend(self, size_bytes: int) -> memoryview:
         """Return memory to read a checkpoint into: an arena's, if no save is in flight.
 
-        An arena's memory was used before, or the lending makes it ready for the first save.
+        An arena's pages are allocated already, or reading into them allocates them for the first save.
         """
         with self._changed:
             if self._arenas and not self._low_memory:
@@ -137,9 +136,9 @@ class AsyncCheckpointWriter:
         progress: Progress | None = None,
         replication: Replication | None = None,
     ) -> CheckpointInfo:
-        """Copy `state` and return at once; before that, raise the error of an earlier save.
+        """Copy `state` and return without waiting for storage; first raise the error of an earlier save.
 
-        `state` is bytes or a mapping; `replication` declares which tensors of it the other ranks hold as well.
+        `state` is bytes or a mapping; `replication` declares which of its tensors the other ranks have as well.
         If two saves are in flight, `when_full` decides. `CheckpointError`, naming the key, for values that
         cannot be saved.
         """
@@ -159,9 +158,9 @@ class AsyncCheckpointWriter:
         try:
             self._hand_over(job)
             del job
-            snapshot.staging.run(COPY_THREADS)  # the save waits for it
+            snapshot.staging.run(COPY_THREADS)  # this call waits for the copy
         except BaseException:
-            self._pending_errors.forget(info)  # this call raises it
+            self._pending_errors.forget(info)  # this call raises the error
             raise
         finally:
             snapshot.staging.end()
@@ -173,9 +172,9 @@ class AsyncCheckpointWriter:
         return info
 
     def _raise_earlier(self, request: SaveRequest) -> None:
-        """Raise the error of an earlier save; in that case drop this save on all ranks, which is no failure.
+        """Raise the error of an earlier save; in that case drop this save on all ranks.
 
-        If it counted as a failure, the other ranks' next saves would raise it, and fail the saves after them.
+        A dropped save is not a failure. A failure would be raised by the other ranks' next saves, which would fail.
         """
         ignores, self._ignores_errors_once = self._ignores_errors_once, False
         if ignores:
@@ -197,7 +196,7 @@ class AsyncCheckpointWriter:
         *,
         ahead: bool,
     ) -> _Job:
-        """Return the job with a copy of the state or, if `ahead`, with a staging that will copy it."""
+        """Return the job with a copy of the state or, if `ahead`, with a `Staging` that will copy the state."""
         flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
         tree = flat.add("", state)
         generators = flat.add(RNG_KEY, rng.capture()) if capture_rng else None
@@ -257,7 +256,7 @@ class AsyncCheckpointWriter:
     def _drop(self, reason: str) -> Arena | None:
         """Drop the newest save that has not begun, for all ranks; return its arena, or None.
 
-        Returns only once the abort is on record: until then the other ranks wait for this one.
+        Return only once the abort is recorded: until then the other ranks wait for this one.
         """
         with self._changed:
             job = next((job for job in reversed(self._waiting) if isinstance(job, _Job)), None)
@@ -291,18 +290,18 @@ class AsyncCheckpointWriter:
             self._changed.notify_all()
 
     def _wait_until_staged(self, info: CheckpointInfo) -> None:
-        """Return once the trainer may change the state; with `low_memory` that is once it is written."""
+        """Return once the trainer may change the state; with `low_memory`, once the state is written."""
         try:
             info.wait_until_staged()
         except BaseException:
             info.cancel()
-            info.wait_until_staged()  # until then the state must not change
+            info.wait_until_staged()  # until it is staged, the state must not change
             raise
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """Return once no save is in flight; raise the error of a failed one.
 
-        `Unavailable` after `timeout_s`; the saves go on.
+        Raise `Unavailable` after `timeout_s`; the saves go on.
         """
         self.settle(timeout_s)
         self.check_for_errors()
@@ -313,11 +312,11 @@ class AsyncCheckpointWriter:
         return self._in_flight == 0
 
     def give_way(self) -> None:
-        """Give up the saves in flight, for all ranks, as dropped rather than failed."""
+        """Abort the saves in flight, for all ranks, as dropped rather than failed."""
         self._pending_errors.give_way()
 
     def wait_for_buffer(self, timeout_s: float) -> bool:
-        """Return whether an arena is free, so that a save need not wait; wait up to `timeout_s` for one."""
+        """Wait up to `timeout_s` for a free arena; return whether one is free, so that a save need not wait."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._arenas, timeout_s))
 
@@ -328,7 +327,7 @@ class AsyncCheckpointWriter:
             raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
 
     def let_pass(self) -> None:
-        """Make the next save despite earlier errors; a later check or the save after it raises them."""
+        """Let the next save ignore earlier errors; a later check, or the save after the next, raises them."""
         self._ignores_errors_once = True
 
     def check_for_errors(self) -> None:
@@ -338,8 +337,8 @@ class AsyncCheckpointWriter:
     def close(self, *, failing: bool = False) -> None:
         """Wait for the saves in flight, stop the thread, and raise the error of a failed save.
 
-        `failing`: the program ends with an error of its own, so the wait is bounded (`failing_grace_s`). The
-        errors of saves that are unfinished then are printed when the process exits.
+        `failing`: the program ends with an error of its own, so the wait is bounded (`failing_grace_s`). If a save is
+        unfinished after the wait, its error is printed when the process exits.
         """
         if self._closed:
             return
@@ -360,7 +359,7 @@ class AsyncCheckpointWriter:
     # -- the thread
 
     def _hand_over(self, job: _Job | _Failed) -> None:
-        """Give the job to the thread; if no thread can start, as when the process ends, do it in this one."""
+        """Give the job to the writing thread; if no thread can start (at exit, say), do the job in this one."""
         with self._changed:
             self._in_flight += 1
             self._waiting.append(job)
@@ -371,7 +370,7 @@ class AsyncCheckpointWriter:
                 pass
 
     def _finish_if_ending(self) -> None:
-        """If the exit handler has run already, wait for the saves and print errors as it does; nothing else would."""
+        """If the exit handler has run already, wait for the saves and print errors, because it does not run again."""
         if self._exiting or (self._thread is None and not threading.main_thread().is_alive()):
             self._at_exit()
 
@@ -392,7 +391,7 @@ class AsyncCheckpointWriter:
             pass
 
     def _one(self, *, waits: bool) -> bool:
-        """Do the next job; return False if there is none and none will come."""
+        """Do the next job; return False if the queue is empty and no job will be added."""
         job = self._next(waits=waits)
         if job is None:
             return False
@@ -426,7 +425,7 @@ class AsyncCheckpointWriter:
             try:
                 record = self._saver.save(job.snapshot, request, info)
             finally:
-                job.snapshot.settle()  # from here on, nothing is copied to the arena, however the save ended
+                job.snapshot.settle()  # from here on, nothing is copied to the arena, whether the save succeeded or not
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
                 self._failed_attempts[step] = info.record.id
@@ -447,7 +446,7 @@ class AsyncCheckpointWriter:
             return self._changed.wait_for(lambda: self._in_flight == 0, timeout_s)
 
     def _settle_at_the_end(self, grace_s: float | None) -> bool:
-        """Wait as `_settle` does, with `grace_s` anew after each progress; log the unfinished work at intervals."""
+        """Wait as `_settle` does, until `grace_s` passes without progress; log the unfinished work at intervals."""
         written, left_s = self._pending_errors.written, grace_s
         while not self._settle(SAY_S if left_s is None else min(left_s, SAY_S)):
             if self._pending_errors.written != written:
@@ -493,7 +492,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failed:
-    """A save that failed before it began; the other ranks need its abort."""
+    """A save that failed before it began; it must be aborted for the other ranks."""
 
     request: SaveRequest
     reason: str

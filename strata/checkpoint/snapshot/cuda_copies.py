@@ -1,13 +1,13 @@
 """Copies of CUDA tensors to host memory that overlap with training.
 
-All copies of a snapshot run on a stream of their own, after the current stream's earlier work. Then the current
-stream waits for them, on the device: any later change of a tensor comes after its copy, and the host waits for
-nothing. The tensors that a torch optimizer of the state owns (its parameters and its own tensors) change only in
-its `step`. So the current stream waits for their copies only at the next step, and forward and backward overlap
-with them. Buffers, which forward changes, are copied first.
+All copies of a snapshot run on a stream of their own, after the current stream's earlier work. The current stream
+then waits for the copies, on the device: any later change of a tensor comes after its copy, and the host never
+waits. The tensors that a torch optimizer of the state owns (its parameters and its own tensors) change only in
+`step` of the optimizer. So the current stream waits for their copies only at the next step, and forward and backward
+overlap with these copies. Buffers, which forward changes, are copied first.
 
-An optimizer with `capturable` may be replayed as a CUDA graph, which bypasses its hooks: the current stream waits
-for the copies of its tensors at once, as for all others.
+An optimizer with `capturable` may be replayed as a CUDA graph, which bypasses the optimizer's hooks. So the current
+stream waits immediately for the copies of that optimizer's tensors, as for tensors that no optimizer owns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pending:
         for event in self.events:
             try:
                 event.synchronize()
-            except RuntimeError as error:  # the other devices still copy
+            except RuntimeError as error:  # not raised yet: the other devices still copy
                 self.failed.append(error)
         self.events.clear()
         self.kept.clear()
@@ -100,10 +100,10 @@ class CudaCopies:
         self._streams: dict[Any, Any] = {}
 
     def start(self, copies: Sequence[Copy], optimizers: Sequence[Any]) -> Pending:
-        """Begin to copy; the tensors may be used, and changed on the current streams, at once.
+        """Begin to copy; the tensors may be used immediately, and changed on the current streams.
 
-        If a device fails, the copies that have begun end before its error is raised, so that the caller may use
-        the memory again.
+        If a device fails, its error is raised after all begun copies have ended, so that the caller may reuse the
+        host memory.
         """
         begun: list[Any] = []
         try:
@@ -112,7 +112,7 @@ class CudaCopies:
             for stream in begun:
                 try:
                     stream.synchronize()
-                except RuntimeError as lost:  # then this stream copies nothing any more
+                except RuntimeError as lost:  # this device failed, so its stream copies nothing any more
                     error.add_note(f"and a stream that was copying: {lost}")
             raise
 
@@ -157,9 +157,9 @@ def _wait_at_next_step(torch: Any, optimizer: Any, device: Any, done: Any) -> No
 
 
 def pin(block: memoryview) -> Callable[[], None] | None:
-    """Register memory with CUDA, so that copies to it need no host thread; return a function that undoes it.
+    """Register memory with CUDA, so that copies to it need no host thread; return a function that unregisters it.
 
-    None if CUDA refuses: then the copies are slower, but equally correct.
+    Return None if CUDA refuses: then the copies are slower, but still correct.
     """
     runtime = sys.modules["torch"].cuda.cudart()
     address = address_of(block)

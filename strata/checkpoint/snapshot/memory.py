@@ -1,7 +1,7 @@
 """Memory for direct I/O: aligned, in huge pages, and copied without the interpreter's lock.
 
-Page faults of fresh memory cost several times its copy, and pages of 4 KiB halve a device's throughput. So a block
-is allocated in huge pages, begins at one, and is reused.
+The page faults of new memory take several times as long as a copy into it, and pages of 4 KiB halve a device's
+throughput. So a block is allocated in huge pages, begins at a huge page's start, and is reused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_WIPEONFORK: Final = 18
 _MADV_KEEPONFORK: Final = 19
 _MADV_POPULATE_WRITE: Final = 23
-"""Constants of Linux, the last three of 4.14 and 5.14; the mmap module has no names for them before Python 3.14."""
+"""Constants of Linux (the last three since 4.14 and 5.14); the mmap module lacks them before Python 3.14."""
 _SMALL_BYTES: Final = 64 << 10
 """Below this size a plain copy is faster than releasing the interpreter's lock."""
 
@@ -97,9 +97,9 @@ def fill(address: int, data: memoryview) -> None:
 def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
     """Return private zeroed memory that begins at a huge page, in huge pages if the kernel has them.
 
-    Its size is `size_bytes` rounded up to a multiple of `PAGE_BYTES`. If not `inherited`, a forked child sees it
-    as zeros. It stays mapped in the child: otherwise other memory could be mapped at its addresses, and the end
-    of the child's copy of this object would unmap that.
+    The size is `size_bytes` rounded up to a multiple of `PAGE_BYTES`. If not `inherited`, a forked child sees zeros.
+    The memory stays mapped in the child. Otherwise the child could map other memory at the same addresses, and
+    freeing its copy of this object would unmap that other memory.
     """
     whole_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     lead = HUGE_PAGE_BYTES if whole_bytes >= HUGE_PAGE_BYTES else 0
@@ -110,7 +110,7 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
             f"there is no memory for {size_bytes} bytes: {error}",
             hint="give the process more memory, or spread the state over more ranks",
         )
-        full.lasting = False  # the process that uses the memory now may exit
+        full.lasting = False  # transient: the process that uses the memory now may exit
         raise full from error
     for advice in (_MADV_HUGEPAGE,) if inherited else (_MADV_HUGEPAGE, _MADV_WIPEONFORK):
         with contextlib.suppress(OSError):  # the kernel does not support this advice
@@ -121,10 +121,10 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
 
 
 def keep_in_children(block: memoryview) -> None:
-    """Let children forked from now on have a copy of a whole block that was not inherited.
+    """Give children forked from now on a copy of a whole block that was allocated as not `inherited`.
 
-    While a device writes into memory, a fork must not share it: the parent's next write could move its page, and
-    the device would write to the old one.
+    Must not be called while a device writes into the block: if a fork shared the block's pages, the parent's next
+    write to a page could move that page, and the device would write to the old page.
     """
     _libc.madvise(address_of(block), len(block), _MADV_KEEPONFORK)
 
@@ -137,12 +137,12 @@ def populate(block: memoryview) -> None:
 
 
 Pin = Callable[[memoryview], Callable[[], None] | None]
-"""Registers memory with a device; returns a function that undoes it, or None if the device refuses."""
+"""Registers memory with a device; returns a function that unregisters it, or None if the device refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """An image that is still in an arena: its header, and the digests of each tensor's chunks."""
+    """The last image in an arena, kept after its save: its header, and the digests of each tensor's chunks."""
 
     header: bytes
     digests: Mapping[str, Sequence[str]]
@@ -151,7 +151,7 @@ class Held:
 class Arena:
     """One block of memory, reused and grown to the largest snapshot so far.
 
-    `held` is the image at its beginning, or None; code that writes to the arena sets it.
+    `held` is the image at the arena's beginning, or None; code that writes to the arena sets `held`.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Arena:
         self._unpin: Callable[[], None] | None = None
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return that much memory; memory taken before must not be used any more."""
+        """Return `size_bytes` of the arena's memory; memory taken before must not be used any more."""
         self.take_back()
         if self._block is None or len(self._block) < size_bytes:
             self.release()  # frees the old block before a larger one is allocated
@@ -171,10 +171,10 @@ class Arena:
         return self._block[:size_bytes]
 
     def lend(self, size_bytes: int) -> memoryview:
-        """Return that much memory for as long as any object references a part of it."""
+        """Return `size_bytes` of memory, which stay lent as long as any object references a part of them."""
         block = self.take(size_bytes)
         self.held = None
-        whole = memoryview(block.obj)  # this view and all made from it count as one reference
+        whole = memoryview(block.obj)  # this view and all views made from it count as one reference
         skip = address_of(block) - address_of(whole)
         return whole[skip : skip + size_bytes]
 
@@ -185,7 +185,7 @@ class Arena:
             self.release()
 
     def prepare(self, size_bytes: int) -> None:
-        """Allocate pages for that much memory now."""
+        """Allocate the pages of `size_bytes` of memory now."""
         populate(self.take(size_bytes))
 
     def pin(self, pin: Pin) -> None:
@@ -202,7 +202,7 @@ class Arena:
 
 
 class BufferPool:
-    """Reusable work buffers of one size; as many as threads need at once."""
+    """Reusable work buffers of one size; the pool has as many buffers as were ever in use at the same time."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes

@@ -1,4 +1,4 @@
-"""The local parts of a distributed tensor: boxes, and which processes hold the same ones.
+"""The local parts of a distributed tensor: boxes of it, and which processes have the same boxes.
 
 torch's DTensor (FSDP2, tensor parallelism) and ShardedTensor describe their parts. A tensor of another library has
 `__strata_parts__()`, which returns a `Distributed`, and `__strata_like__(parts)`, which makes a tensor like it.
@@ -21,8 +21,8 @@ from strata.errors import CheckpointError
 class LocalPart:
     """A box of a tensor whose values this process has in `value`, a plain tensor of the box's shape.
 
-    `replicas` processes hold the same box; this one is number `replica` of them. The processes of a `group` share
-    the writing of all boxes that they hold in common.
+    `replicas` processes have the same box; this process is number `replica` of them. The processes of a `group`
+    share the writing of all boxes that they have in common.
     """
 
     box: Box
@@ -34,7 +34,7 @@ class LocalPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
-    """A tensor of the whole training, and this process's parts of it, which may be none.
+    """A tensor of the whole training, and this process's parts of it (there may be no parts).
 
     `mesh` is this process's place, (index, size), in each named dimension of the partitioning.
     """
@@ -45,7 +45,7 @@ class Distributed:
 
 
 def is_distributed(value: object) -> bool:
-    """Return whether `value` is a tensor of which other processes may hold parts."""
+    """Return whether `value` is a tensor of which other processes may have parts."""
     if hasattr(value, "__strata_parts__"):
         return not isinstance(value, type)
     torch = sys.modules.get("torch")
@@ -59,8 +59,8 @@ def is_distributed(value: object) -> bool:
 def distributed_of(key: str, value: Any) -> Distributed | None:
     """Return the spec and the local parts of `value`, or None if it is not distributed.
 
-    `CheckpointError`, naming `key`, if its values are not known yet (a pending sum), or cannot be written as they
-    lie in memory.
+    `CheckpointError`, naming `key`, if the values are not known yet (a pending sum), or if the bytes in memory cannot
+    be written unchanged.
     """
     if not is_distributed(value):
         return None
@@ -71,7 +71,7 @@ def distributed_of(key: str, value: Any) -> Distributed | None:
 
 
 def is_in_place(value: object) -> bool:
-    """Return whether a restore can write to its parts; if not, it builds a new value."""
+    """Return whether a restore can write to the parts of `value`; if not, the restore builds a new value."""
     return not hasattr(value, "__strata_parts__")
 
 

@@ -1,6 +1,6 @@
 """The states of the random number generators of Python, NumPy and torch.
 
-They are captured and restored only for libraries that are loaded already.
+The state of a library's generators is captured and restored only if the process has loaded the library.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Restore the generators; skip those of libraries that are not loaded, and of GPUs that are not present.
+    """Restore the generators; skip generators of libraries that are not loaded, and of GPUs that are not present.
 
-    `CheckpointCorrupt` for a state that a generator rejects: no generator has produced it.
+    `CheckpointCorrupt` for a state that a generator rejects: no generator can have produced such a state.
     """
     try:
         _restore(states)

@@ -1,16 +1,16 @@
 """Copies of the state that the trainer no longer changes.
 
-The trainer's thread copies into one of a fixed number of arenas and goes on. The writer's thread reads from the
-arena, from its beginning on while the end is still being copied. A snapshot has the layout of its image, header
-included, at an aligned address, so that direct I/O writes it without another copy.
+The trainer's thread copies into one of a fixed number of arenas and goes on. The writer's thread reads the beginning
+of the arena while the rest is still being copied. A snapshot has the layout of its image, header included, at an
+aligned address, so that direct I/O writes the snapshot without another copy.
 
-Tensors in plain memory are copied as bytes, large ones by a few threads; others (strided, on a device) by their
-own library.
+Tensors in plain memory are copied as bytes, large ones by a few threads. Other tensors (strided, on a device) are
+copied by their own library.
 
 An arena remembers the digests of its last snapshot. For an Incremental the state is hashed in place, and a chunk
-that the arena has already is not copied: reading costs the trainer less than copying, and the writer need not hash
+that the arena has already is not copied: hashing costs the trainer less than copying, and the writer need not hash
 again. A chunk that is copied is hashed in the arena, so that its digest matches the bytes to be written even if
-other code changes the state meanwhile. The snapshot is whole in any case, so the save may become a Full.
+other code changes the state meanwhile. The snapshot is always whole, so the save may become a Full.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = ["Arena", "Snapshot", "take_snapshot"]
 class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
-    `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They may be read after
-    `wait`, the first bytes earlier. `kept` is the object that owns the bytes, if that is not an arena. `shards`
-    has, for each tensor that is a part, its place in the larger one; `shares` has this rank's chunks of tensors
-    that other ranks hold as well; `mesh` is the rank's place in the partitioning. `digests` are the chunk digests
-    of each tensor, if known already; otherwise `on_hashed` is called with them once computed.
+    `pieces` are the bytes of the image, one after the other; `views` are the bytes of each tensor. All may be read
+    after `wait()`, the first n after `wait(n)`. `kept` is the object that owns the bytes, if that is not an arena.
+    `shards` has, for each tensor that is a part, its place in the larger tensor. `shares` has this rank's chunks of
+    tensors that other ranks have as well. `mesh` is the rank's place in the partitioning. `digests` are the chunk
+    digests of each tensor, if known already; otherwise `on_hashed` is called with the digests once computed.
     """
 
     tree: Json
@@ -70,8 +70,8 @@ class Snapshot:
     def wait(self, size_bytes: int | None = None) -> None:
         """Return once the image's first `size_bytes` are copied, or all of it.
 
-        Copies from devices may go on after the snapshot was taken; with `ahead`, so may all others. If these
-        fail: `CheckpointAborted`.
+        Copies from devices may go on after the snapshot was taken; with `ahead`, other copies may, too.
+        `CheckpointAborted` if such a copy fails.
         """
         self.staging.wait(size_bytes)
         self.pending.wait()
@@ -84,7 +84,7 @@ class Snapshot:
 
     @property
     def copy_s(self) -> float | None:
-        """The seconds for which the copy held up the trainer; None if there was no copy."""
+        """The seconds for which the trainer waited for the copy; None if there was no copy."""
         return None if self.begun_s is None else max(self.taken_s, self.staging.done_s) - self.begun_s
 
     @property
@@ -149,8 +149,8 @@ def take_snapshot(
     """Copy every tensor of `flat` into the arena; return once the state may be changed.
 
     With `cuda`, copies from CUDA devices go on after the return, and hooks make the `optimizers` wait for them.
-    `hashed`: also compute the digests, unless there are such copies, and do not copy chunks the arena has.
-    `ahead`: return before plain memory is copied, unless hashed; the caller then copies by `staging.run`.
+    `hashed`: also compute the digests, and do not copy chunks that the arena has; ignored if there are copies from
+    devices. `ahead`: return before plain memory is copied; the caller then copies by `staging.run`. Ignored if hashed.
     """
     begun_s = time.monotonic()
     layout = _layout_of(flat)
@@ -177,7 +177,7 @@ def take_snapshot(
     try:
         if cuda is not None and on_device:
             arena.pin(pin)
-            pending = cuda.start(on_device, optimizers)  # runs while the others are copied
+            pending = cuda.start(on_device, optimizers)  # goes on while the other tensors are copied
         for one in others:
             copy_out(one.value, one.spec, one.into)
         if hashed and not on_device:
@@ -190,7 +190,7 @@ def take_snapshot(
             if not ahead:
                 staging.run(threads)
     except BaseException:
-        pending.wait()  # before the arena is used again
+        pending.wait()  # the device copies must end before the arena is used again
         raise
 
     def on_hashed(digests: Mapping[str, Sequence[str]]) -> None:
@@ -222,7 +222,7 @@ def _layout_of(flat: Flat) -> Layout:
 
 
 def shares_of(flat: Flat) -> dict[str, range]:
-    """Return the chunks that this process writes of each tensor that other processes hold as well."""
+    """Return the chunks that this process writes of each tensor that other processes have as well."""
     groups: dict[Replica, dict[str, int]] = {}
     for name, replica in flat.replicas.items():
         groups.setdefault(replica, {})[name] = flat.tensors[name][0].size_bytes
@@ -244,7 +244,7 @@ class _Plain(NamedTuple):
 def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
     """Return the copy of all chunks that are not copied yet; `begin` is the target's offset of the first.
 
-    The chunks are views of the tensors of `kept`, which they do not keep alive.
+    The chunks are views of the tensors of `kept`, and the views do not keep those tensors alive.
     """
     runs = groups([len(one.into) for one in plain], CHUNK_BYTES)
     ends = list(itertools.accumulate((len(one.into) for one in plain), initial=begin))

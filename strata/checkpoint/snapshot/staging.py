@@ -1,4 +1,4 @@
-"""The progress of a snapshot's copy, so that its first blocks are written while the last are copied.
+"""The progress of a snapshot's copy, so that its first blocks are written while its last ones are being copied.
 
 The trainer's thread copies in runs, from the image's beginning to its end, and marks each run as copied. The
 writer's thread waits for the bytes of a block before it reads them.
@@ -15,9 +15,9 @@ from strata.errors import CheckpointAborted
 
 
 class Staging:
-    """The runs of one copy. `work(n)` copies run n; with all runs before it, the image is copied up to `ends[n]`.
+    """The runs of one copy. `work(n)` copies run n; once runs 0 to n are copied, the image is copied up to `ends[n]`.
 
-    `kept` is the source of the copy: it is referenced until the copy is done, and no longer.
+    `kept` is the source of the copy: it is referenced only until the copy is done.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Staging:
         self._failed = False
         self._changed = threading.Condition()
         self.done_s = 0.0
-        """The monotonic time at which the last run was copied; 0 before, and if there is nothing to copy."""
+        """The monotonic time at which the last run was copied; 0 until then, and if there is nothing to copy."""
 
     def run(self, threads: int) -> None:
-        """Copy all runs, in the calling thread and others; return when none of them copies any more.
+        """Copy all runs, in the calling thread and others; return when no thread copies any more.
 
-        An error is raised here, and makes `wait` raise, too. Does nothing if all is copied already.
+        An error is raised here, and makes `wait` raise, too. Do nothing if all runs are copied already.
         """
         if self._is_there(None):
             return
@@ -55,7 +55,7 @@ class Staging:
     def wait(self, size_bytes: int | None = None) -> None:
         """Return once the image's first `size_bytes` are copied, or all of it.
 
-        `CheckpointAborted` if they never will be.
+        `CheckpointAborted` if the copy failed before these bytes.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._is_there(size_bytes))

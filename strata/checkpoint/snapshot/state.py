@@ -10,9 +10,9 @@ other value is an object with one letter for its kind:
 Values stored in the text itself, without an image beside it, have further kinds: see `inline`.
 
 `name` is the tensor's name in the image: its path in the state, joined by dots. An object with `state_dict()` is
-saved as that call's result. A tensor that is reached twice is written once. For a tensor distributed over several
-processes (a DTensor, say), the tree has the name of the whole tensor, and the image has the local parts. Nothing
-is pickled: a value of any other kind is an error that names its key.
+saved as that call's result. A tensor that occurs twice in the state is written once. For a tensor distributed over
+several processes (a DTensor, say), the tree has the name of the whole tensor, and the image has the local parts.
+Nothing is pickled: a value of any other kind is an error that names its key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RESERVED_NAMES: Final = frozenset({"__metadata__"})
 """Names that safetensors reserves."""
 
 MAX_DEPTH: Final = 128
-"""The greatest depth of nested containers; the JSON, three times as deep, can then be parsed anywhere."""
+"""The greatest depth of nested containers: every parser accepts the resulting JSON, which is three times as deep."""
 
 CLASSES: Final[dict[str, type]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 """The supported mappings, by their names in a tree."""
@@ -54,11 +54,11 @@ _CLASSES: Final[dict[type, str]] = {cls: name for name, cls in CLASSES.items()}
 
 @dataclass(slots=True)
 class Flat:
-    """Trees of one state, and the tensors that they name, which are still in the trainer's memory.
+    """Trees of one state, and the tensors that the trees name; the tensors are still in the trainer's memory.
 
-    `shards` has, for each tensor that is a part, its place in the larger one. `replicas` has this process's number
-    for each tensor that others hold as well; for plain tensors it comes from `replication`. `mesh` is this
-    process's place, (index, size), in each dimension of a partitioning that the tensors describe.
+    `shards` has, for each tensor that is a part, its place in the larger tensor. `replicas` has this process's number
+    for each tensor that other processes have as well; for plain tensors the number comes from `replication`. `mesh`
+    is this process's place, (index, size), in each dimension of the partitioning that the tensors describe.
     """
 
     tensors: dict[str, tuple[TensorSpec, Any]] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Flat:
         return self._seen[same]
 
     def _shared(self, key: str, name: str) -> str:
-        """Record whether other processes hold the tensor `name` as well; return the name."""
+        """Record whether other processes have the tensor `name` as well; return the name."""
         replica = self.replication.of(key) if self.replication is not None else None
         if replica is not None:
             self.replicas[name] = replica
@@ -157,7 +157,7 @@ class Flat:
         self.mesh |= distributed.mesh
         alone = len(distributed.parts) == 1 and distributed.parts[0].replicas == 1
         for part in distributed.parts:
-            # all holders of a part must give it the same name, whatever other parts each of them holds
+            # all processes with this part must give it the same name, whatever other parts each of them has
             own = name if alone else self._free(f"{name}@{','.join(map(str, part.box.offsets))}")
             spec = TensorSpec(kind=distributed.spec.kind, dtype=distributed.spec.dtype, shape=part.box.shape)
             self.tensors[own] = spec, part.value
@@ -270,7 +270,7 @@ _MAX_INT_BITS: Final = 8192  # Python parses no longer integers from text
 def _plain(key: str, value: object) -> Json:
     """Return the tree of a value that needs no tensor and contains no other value, or `_OTHER`.
 
-    Instances of subclasses (an IntEnum) return `_OTHER`: a restore would make another class of them.
+    For an instance of a subclass (an IntEnum), return `_OTHER`: a restore would give the value another class.
     """
     if value is None or type(value) in {bool, str}:
         return value

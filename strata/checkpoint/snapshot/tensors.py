@@ -1,7 +1,7 @@
 """Conversion between tensors of torch or NumPy and plain bytes with a shape and a dtype.
 
-Neither library is imported here: a value can be one of its tensors only if the library is loaded already. A dtype
-has the name that both libraries use (`float32`, `bfloat16`), and in an image safetensors' name for it.
+Neither library is imported here: a value can be a library's tensor only if that library is loaded already. A dtype
+has the name that both libraries use (`float32`, `bfloat16`); in an image it has safetensors' name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strata.checkpoint.storage.pipeline import spread
 from strata.errors import CheckpointError
 
 COPY_THREADS: Final = 2
-"""One thread cannot use all of the memory's bandwidth, two can; a third one gains nothing."""
+"""Two threads use all of the memory's bandwidth; one does not, and a third gains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a file, which can be saved like one in memory, without its library.
+    """A tensor in a file; it can be saved like a tensor in memory, without torch or NumPy.
 
-    `read_into` fills a buffer of its size with its bytes, in row-major order, little-endian.
+    `read_into` fills a buffer of the tensor's size with its bytes, in row-major order, little-endian.
     """
 
     spec: TensorSpec
@@ -91,7 +91,7 @@ def bytes_spec(size_bytes: int) -> TensorSpec:
 def spec_of(key: str, value: object) -> TensorSpec | None:
     """Return the spec of a tensor, or None for any other value.
 
-    `CheckpointError`, naming `key`, for a tensor whose bytes cannot be written as they lie in memory.
+    `CheckpointError`, naming `key`, for a tensor whose bytes in memory cannot be written unchanged.
     """
     if _is_torch(value):
         return _torch_spec(key, value)
@@ -103,7 +103,7 @@ def spec_of(key: str, value: object) -> TensorSpec | None:
 
 
 def identity(value: Any) -> object:
-    """Return a key that is equal for two tensors if they are the same bytes in the same memory."""
+    """Return a key that is equal for two tensors if they are the same bytes at the same address."""
     place: tuple[object, ...]
     if isinstance(value, StoredTensor):
         return id(value)
@@ -157,7 +157,7 @@ def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
     if _is_torch(target):
         torch = sys.modules["torch"]
         if _lies_plainly(target):
-            # not `copy_`: torch's threads spin while waiting for each other, for seconds on a busy host
+            # not `copy_`: on a busy host, torch's threads would spin for seconds while they wait for each other
             _fill(target.data_ptr(), data)
             torch.autograd.graph.increment_version(target)
             return
@@ -195,7 +195,7 @@ def _is_of_jax(value: object) -> bool:
 def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = True) -> None:
     """Raise `CheckpointError`, naming `key`, unless the saved tensor can be copied into `target`.
 
-    Without `written`, only dtype and shape must match; otherwise `target` must also be writable.
+    Dtype and shape must match; if `written`, `target` must also be writable.
     """
     here = spec_of(key, target)
     if here is None:
@@ -212,7 +212,7 @@ def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = Tr
 def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) -> Any:
     """Return the saved tensor, as a tensor of the library from which it was saved.
 
-    Unless `copied`, it may share `data`'s memory. A process without torch gets NumPy arrays of torch's tensors.
+    Unless `copied`, it may share `data`'s memory. A process without torch gets NumPy arrays, not torch's tensors.
     `CheckpointError`, naming `key`, if no loaded library knows the dtype.
     """
     if spec.kind == "bytes":
@@ -224,7 +224,7 @@ def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) 
         if not copied:
             return torch_view(torch, spec, data)
         tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
-        _fill(tensor.data_ptr(), data)  # not `clone`, as above
+        _fill(tensor.data_ptr(), data)  # not `clone`: torch's threads would spin, as in `copy_in`
         return tensor
     if numpy is None:
         raise CheckpointError(f"{key} is a tensor, and neither numpy nor torch is imported here")

@@ -1,9 +1,9 @@
 """Files written and read with direct I/O, past the page cache, if the file system allows it.
 
 Direct I/O takes whole pages at aligned addresses. So the partial pages at both ends of a write go through the page
-cache, each page wholly one way or the other, and memory that is not aligned is copied through an aligned buffer.
-If a file system refuses direct I/O (tmpfs, some overlays and network file systems), all goes through the page
-cache.
+cache (never a part of a page directly and a part through the cache), and memory that is not aligned is copied through
+an aligned buffer. If a file system refuses direct I/O (tmpfs, some overlays and network file systems), all bytes go
+through the page cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LASTING: Final = frozenset(
 )
 """Errors about a permission, a name or a setting."""
 _WRITING: Final = frozenset({"create", "write", "begin", "finish"})
-"""Verbs that create their own folders: if a folder cannot be created, the error is not a missing object."""
+"""The operations that create folders: if a folder cannot be created, the error is not a missing object."""
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """The errors of file systems that do not support an operation."""
 
@@ -67,8 +67,8 @@ class _Descriptors:
 class LocalSink(_Descriptors):
     """One file being written. `write_at` may be called by several threads at once.
 
-    If its name may not be durable, `finish` removes the name, so that the same writer can begin again. A `shared`
-    name stays: another process may have learned already that the file exists.
+    If the file's name may not be durable, `finish` removes the name, so that the same writer can begin again. A
+    `shared` name is not removed: another process may already know that the file exists.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LocalSink(_Descriptors):
             if size_bytes < DIRECT_BYTES:
                 os.truncate(self._fd, size_bytes)
                 return
-            # a full disk fails here already, and writes into reserved space need not wait for each other
+            # so that a full disk fails here already, and writes into reserved space need not wait for each other
             if not _reserve(self._fd, size_bytes):
                 os.truncate(self._fd, size_bytes)
             self._direct = open_direct(self._temporary, os.O_WRONLY)
@@ -142,7 +142,7 @@ class LocalSink(_Descriptors):
             try:
                 os.link(self._temporary, self._path)  # unlike a rename it does not replace an existing file
             except FileExistsError:
-                if not self._path.samefile(self._temporary):  # the same file: NFS lost an earlier reply
+                if not self._path.samefile(self._temporary):  # same file: NFS lost an earlier reply
                     raise NameTaken(
                         f"{self._path} exists already", hint="two processes write as the same rank"
                     ) from None
@@ -158,7 +158,7 @@ class LocalSink(_Descriptors):
 
     def abort(self) -> None:
         self.close()
-        # If a file is in the folder's place, this sink has created nothing, and `begin` has raised the error.
+        # If a file has the folder's name, `begin` has raised the error, and this sink has created no file.
         with as_storage_error("delete", self._temporary), contextlib.suppress(NotADirectoryError):
             self._temporary.unlink(missing_ok=True)
 
@@ -191,7 +191,7 @@ class LocalSource(_Descriptors):
                 return _read(self._fd, offset, buffer)
 
     def _read_pages(self, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer whose start is page-aligned, in the file and in memory."""
+        """Fill a buffer whose start is page-aligned both in the file and in memory."""
         whole, done = len(buffer) - len(buffer) % PAGE_BYTES, 0
         while done < whole and done % PAGE_BYTES == 0:
             count = os.preadv(self._direct, [buffer[done:whole]], offset + done)
@@ -244,9 +244,9 @@ def open_direct(path: Path, flags: int) -> int:
 
 
 def _reserve(fd: int, size_bytes: int) -> bool:
-    """Reserve space for the whole file; return whether the file system can.
+    """Reserve space for the whole file; return False if the file system cannot reserve space.
 
-    Not `os.posix_fallocate`, which writes into every block if the file system cannot reserve.
+    `os.posix_fallocate` would write into every block in that case.
     """
     zero, size = ctypes.c_int64(0), ctypes.c_int64(size_bytes)
     while C_LIBRARY.fallocate(fd, 0, zero, size) != 0:
@@ -259,9 +259,9 @@ def _reserve(fd: int, size_bytes: int) -> bool:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of `path`, or None if nothing is there; `OSError` if that cannot be found out.
+    """Return the status of `path`, or None if `path` does not exist; `OSError` if the system cannot tell.
 
-    `Path.exists` and similar methods treat some errors as "nothing", in Python 3.14 all of them.
+    `Path.exists` and similar methods return False for some errors, in Python 3.14 for all of them.
     """
     try:
         return os.stat(path)  # noqa: PTH116  # see the docstring

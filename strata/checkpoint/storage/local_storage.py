@@ -1,12 +1,13 @@
 """Objects as files below one folder of a local or shared file system.
 
-A file is written under a temporary name in its final folder, synced, linked to its name, and its folder is synced.
-So after a crash at any point the name shows the whole file or none; and a link, unlike a rename, does not replace.
-Folders are synced into their parents when they are made.
+A file is written in four steps: 1. write it under a temporary name in its final folder, 2. sync it, 3. link it to its
+name, 4. sync the folder. So after a crash at any point the name has the whole file or does not exist; and a link,
+unlike a rename, does not replace an existing file. A new folder is synced into its parent when it is made.
 
 A hold is the kernel's lock on the file (flock), which ends with the process. On NFS, flock becomes a lock of all
-bytes at the server, and an exclusive one needs a descriptor open for writing. There a hold opens the file for
-writing but never writes. On other file systems a hold opens it for reading, so that a disk can be remounted read-only.
+bytes at the server, and an exclusive lock needs a descriptor open for writing. So on NFS a hold opens the file for
+writing but never writes. On other file systems a hold opens the file for reading, so that a disk can be remounted
+read-only.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from strata.errors import StorageError
 
 _TEMPORARY = ".tmp"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The errors of file systems without locks; of NFS 3 also if its lock service does not answer."""
+"""The errors of file systems without locks, and of NFS 3 if its lock service does not answer."""
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 
 
 class LocalStorage:
     """The files below `root`, which need not exist yet.
 
-    `nonce` returns a new random name at each call; temporary files contain it, so no two writers share one.
+    `nonce` returns a new random name at each call, for temporary files: no two writers share a temporary file.
     """
 
     def __init__(self, root: Path, *, nonce: Callable[[], str], on_step: OnStep = unobserved) -> None:
@@ -72,7 +73,9 @@ class LocalStorage:
         except NameTaken:
             self._on_step(f"sync folder of {path.name}")
             with as_storage_error("create", path):
-                sync_folder(path.parent)  # the process that made it may have died before its own sync
+                sync_folder(
+                    path.parent
+                )  # the process that created the object may have died before it synced the folder
             return False
         return True
 
@@ -129,7 +132,7 @@ class LocalStorage:
         path = self._path(folder) if folder else self.root
         with as_storage_error("list", path):
             try:
-                names = os.listdir(path)  # noqa: PTH208  # a root may have thousands, and no path is needed
+                names = os.listdir(path)  # noqa: PTH208  # a root may have thousands of names, and no `Path` is needed
             except FileNotFoundError:
                 return []
         return sorted(name for name in names if not name.endswith(_TEMPORARY))
@@ -148,7 +151,7 @@ class LocalStorage:
         """Return the locked file; None if the lock needs a descriptor for writing and `flags` is read-only."""
         file = _opened(path, flags)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # waits at most for processes in `is_held`
+            fcntl.flock(file, fcntl.LOCK_EX)  # waits only for processes in `is_held`, which lock for a moment
         except OSError as error:
             if error.errno not in _NO_LOCKS:  # without locks, `is_held` is always true
                 file.close()
@@ -182,7 +185,7 @@ class LocalStorage:
     # -- paths
 
     def _path(self, name: str) -> Path:
-        """Return the path of `name`; `StorageError` if a symbolic link leads it outside the root.
+        """Return the path of `name`; `StorageError` if a symbolic link in the path leads outside the root.
 
         The root itself may be a link, or be reached through links: the user chose it.
         """
@@ -203,8 +206,8 @@ class LocalStorage:
     def _ensure_folder(self, path: Path) -> None:
         """Create the folder `path` durably.
 
-        If another process has created a folder at or below the root, this process syncs it into its parent once, too:
-        that process may die before its own sync.
+        If another process has created a folder at or below the root, this process syncs that folder into its parent
+        once, too: the other process may die before its own sync.
         """
         if path in self._durable or (not path.is_relative_to(self.root) and _is_folder(path)):
             return

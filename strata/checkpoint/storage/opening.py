@@ -15,15 +15,15 @@ from strata.checkpoint.storage.sink import OnStep, Storage, unobserved
 from strata.errors import ConfigError, StorageError
 
 PROBE_BYTES: Final = 1 << 18
-"""Smaller than any save, and larger than a file system stores within an inode."""
+"""The size of the probe: smaller than any save, and too large to be stored within an inode."""
 
 
 def open_storage(
     place: Place, *, nonce: Callable[[], str], on_step: OnStep = unobserved, patient: bool = True
 ) -> Storage:
-    """Return the storage at `place`. This writes nothing, and sends no request to S3 yet.
+    """Return the storage at `place`. This writes no object, and sends no request to S3 yet.
 
-    If not `patient`, a request fails within half a minute: the caller tries again.
+    If not `patient`, a request fails within half a minute, for callers that retry by themselves.
     `ConfigError` if the libraries for S3 are not installed, or no credentials are found.
     """
     if isinstance(place, Path):
@@ -47,12 +47,12 @@ def open_storage(
 
 
 def refusal(uri: str, *, nonce: Callable[[], str]) -> str:
-    """Return in a few words the transient reason why nothing can be written below `uri`, or "" if there is none.
+    """Return in a few words the transient reason why no object can be written below `uri`, or "" without such a reason.
 
-    Returns "" also for a folder that does not exist, and for errors that need a person: a save reports these
-    better. The call takes as long as the storage takes to answer, with S3 half a minute.
+    Return "" also if the folder does not exist, and for errors that are not transient: the next save reports them
+    better. The call returns when the storage has answered; S3 may take half a minute.
     """
-    name = f".probe.{nonce()}.tmp"  # like the names that listings leave out
+    name = f".probe.{nonce()}.tmp"  # the form of names that listings leave out
     try:
         place = parse_place(uri)
         if isinstance(place, Path):

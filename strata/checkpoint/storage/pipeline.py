@@ -1,12 +1,12 @@
 """Moving an image between memory and storage in blocks of 8 MiB, by a few threads.
 
-Each thread takes the next block. To write it, the thread hashes the chunks and hands the bytes to the sink. To
-read it, the thread requests it from the source and verifies each chunk whose last byte has arrived. So hashing
-goes on while the device works, and both run without the interpreter's lock. Blocks and chunks are independent:
-each tensor begins a new chunk; a block begins at each 8 MiB of the object.
+Each thread takes the next block. To write the block, the thread hashes its chunks and passes the bytes to the sink. To
+read the block, the thread requests it from the source and verifies each chunk whose last byte has arrived. So hashing
+goes on while the device works, and both run without the interpreter's lock. Blocks and chunks have different
+boundaries: each tensor begins a new chunk; a block begins at each multiple of 8 MiB of the object.
 
-The calling thread is one of the few, so a process that can start no thread any more, because it is exiting,
-still finishes its save.
+The calling thread also takes blocks. So a process that cannot start threads any more, because it is exiting, still
+finishes its save.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ OnBlock = Callable[[int], None]
 
 
 def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
-    """Call `work(0)` to `work(count - 1)`, begun in this order, by up to `threads` threads.
+    """Call `work(0)` to `work(count - 1)`, begun in this order, in up to `threads` threads.
 
-    Returns when all calls have ended. After an error no further call begins; the first error is raised once the
-    running ones have ended.
+    Return when all calls have ended. After an error no further call begins; the first error is raised once the
+    running calls have ended.
     """
     numbers: Iterator[int] = iter(range(count))
     lock = threading.Lock()
@@ -74,11 +74,11 @@ def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # breaks a cycle: the errors refer to this frame, and it to the caller's memory
+        errors.clear()  # breaks a cycle: the errors refer to this frame, and this frame to the caller's memory
 
 
 def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> None:
-    """Return when all helpers have ended, even if interrupted: only then is the caller's memory unused."""
+    """Return when all helpers have ended, even if interrupted: until then they use the caller's memory."""
     for helper in helpers:
         while helper.is_alive():
             try:
@@ -116,10 +116,9 @@ def write_image(
 ) -> list[str]:
     """Write `pieces` one after the other to a sink that has begun; return the digests of `chunks`.
 
-    `chunks` are parts of the pieces, in their order; if given, the pieces end with them. `known` has digests in
-    the same order, which are not computed again, and "" for unknown ones. `ready` is called before a block is
-    touched, with the number of bytes, counted from the beginning, that must be ready by then. The caller
-    finishes the sink.
+    `chunks` are consecutive parts of the pieces; if given, the last chunk must end where the pieces end. `known` has
+    the digest of each chunk, or "" if it must be computed. Before a block is read from memory, `ready` is called
+    with n: the first n bytes of the pieces must be ready. The caller must finish the sink.
     """
     joined = _Joined(pieces, block_bytes=block_bytes)
     blocks = -(-joined.size_bytes // block_bytes)
@@ -192,9 +191,9 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A chunk in storage and its target: `size_bytes` from `offset` of the object `name`, to `position`.
+    """A chunk in storage and its target: `size_bytes` from `offset` of the object `name`, to `position` in memory.
 
-    The bytes must have `digest`; else `complaint` is the error's text.
+    The bytes must have the digest `digest`; else `complaint` is the error's text.
     """
 
     name: str
@@ -215,9 +214,8 @@ def read_chunks(
 ) -> None:
     """Read chunks to their positions in `memory`, and verify each.
 
-    Neighbours are read together, across chunk boundaries; only some of many objects are open at a time.
-    `CheckpointCorrupt` with the complaint of a chunk that differs, or naming the object that is missing or
-    too short.
+    Neighbouring chunks are read in one request; at most `open_at_once()` objects are open at a time.
+    `CheckpointCorrupt` with the complaint of a chunk that differs, or naming an object that is missing or too short.
     """
     by_name: dict[str, list[Stored]] = {}
     for chunk in wanted:
@@ -243,7 +241,7 @@ def open_at_once() -> int:
 class _Block:
     """Bytes read in one request: from `offset` of an object to `position` of the memory.
 
-    `chunks` are the numbers of the chunks that overlap with them.
+    `chunks` are the numbers of the chunks that overlap with these bytes.
     """
 
     name: str
@@ -283,7 +281,7 @@ def _read_blocks(
 
 
 def _blocks(chunks: Sequence[Stored], block_bytes: int) -> list[_Block]:
-    """Return the blocks to read: chunks adjacent in object and memory are joined, and cut at block boundaries."""
+    """Return the blocks to read: chunks adjacent in object and memory, joined and then cut at block boundaries."""
     blocks: list[_Block] = []
     for number, chunk in sorted(enumerate(chunks), key=lambda each: (each[1].name, each[1].offset)):
         at, end = chunk.offset, chunk.offset + chunk.size_bytes

@@ -1,7 +1,7 @@
 """Where a storage root is: a folder, or a prefix of a bucket; parsed from the user's path or URI.
 
-A URI is decoded once. Rejected are parts that a client would drop silently (a user, a query, a fragment), parts
-that lead elsewhere (`..`), and characters that two clients would encode differently.
+A URI is decoded once. It is rejected if it has parts that a client would drop silently (a user, a query, a fragment),
+parts that lead outside (`..`), or characters that two clients would encode differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
-"""A URI, also one with too few slashes, which would otherwise name a folder below the current one."""
+"""Matches a URI, even with too few slashes: otherwise `s3:bucket` would name a folder below the current folder."""
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}\Z")
 _KEY: Final = re.compile(r"[A-Za-z0-9!_.'()&$@=;:+, /-]*\Z")
 """The characters that every client and server of S3 encodes the same way in a key."""

@@ -1,4 +1,4 @@
-"""Removing a checkpoint's objects: the marker first, so that the rest no longer counts."""
+"""Removing a checkpoint's objects: the marker first, so that the remaining objects are no checkpoint any more."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from strata.errors import StorageError
 def remove_objects(storage: Storage, folder: str) -> None:
     """Remove marker, manifest, images and the rest of an attempt's folder, in this order.
 
-    May be repeated after an interruption at any point. If the marker cannot be removed, nothing is. Any other
-    object that cannot be removed does not stop the removal of the rest: the first such error is raised at the
-    end, with the others as notes.
+    May be repeated after an interruption at any point. If the marker cannot be removed, no other object is. If
+    another object cannot be removed, the removal of the rest goes on: the first such error is raised at the end,
+    with the other errors as notes.
     """
     storage.delete(f"{folder}/{MARKER}")
     names = sorted(

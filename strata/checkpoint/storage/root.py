@@ -1,9 +1,9 @@
 """`strata.json`, written once: the owner of a storage root, and the root's id.
 
-A root is used without coordinators (`standalone`), or below them (`coordinated`). Below coordinators each job has a
-folder, which belongs to `coordinated:<lineage of the cluster>/<job>`. Two catalogs over one root would each delete
-the checkpoints that they do not know. A restored cluster has the lineage of the previous one, and so owns its
-folders.
+A root is used without coordinators (`standalone`) or with them (`coordinated`). With coordinators each job has a
+folder, whose owner is `coordinated:<lineage of the cluster>/<job>`. The owner is checked because two catalogs over one
+root would each delete the checkpoints that they do not know. A cluster restored from a backup has the lineage of the
+previous cluster, and so owns that cluster's folders.
 
 The document also has a random `id`. If two hosts read different ids at the same path, they do not share the
 storage. Documents that another client wrote may have no id.
@@ -27,7 +27,7 @@ COORDINATED: Final = "coordinated"
 
 
 def job_owner(uid: str, job: str) -> str:
-    """Return the owner of the folder of `job`, below coordinators of the cluster `uid`."""
+    """Return the owner of the folder of `job` in the cluster `uid`."""
     return f"{COORDINATED}:{lineage(uid)}/{job}"
 
 
@@ -39,9 +39,9 @@ def parse_owner(owner: str) -> tuple[str, str] | None:
 
 
 def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
-    """Claim `folder` (by default the root) for `owner`; return its id, or "" if it has none.
+    """Claim `folder` (by default the root) for `owner`; return the folder's id, or "" if it has no id.
 
-    `ConfigError` if it has another owner.
+    `ConfigError` if the folder has another owner.
     """
     name = _name(folder)
     document = _document(storage, name)

@@ -1,9 +1,9 @@
-"""The control plane of S3, by boto3: small objects, conditional writes, listing, deletion, and the sweep.
+"""S3 requests other than data transfers, by boto3: small objects, conditional writes, listing, deletion, the sweep.
 
 **Conditional writes.** `create` sends `If-None-Match: *`, so exactly one of several writers creates the object. If
-the reply is lost, boto3's repetition finds the writer's own object and gets 412. Therefore each writer leaves its
-own mark in the object's metadata, and reads the mark after a 412. A server that does not know the condition would
-overwrite silently. So the first object is written twice: a server that honours the condition rejects the second
+the reply is lost, boto3 repeats the request, finds the writer's own object, and gets 412. Therefore each writer puts
+a mark of its own in the object's metadata, and reads the mark after a 412. A server that does not know the condition
+would overwrite silently. So the first object is written twice: a server that honours the condition rejects the second
 write.
 """
 
@@ -53,7 +53,7 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The metadata of an object; `age_s` by the server's own clock."""
+    """The metadata of an object; `age_s` is its age by the server's clock."""
 
     size_bytes: int
     mark: str
@@ -63,7 +63,7 @@ class Head:
 class S3Control:
     """Requests for one place of a bucket. May be used from any thread.
 
-    `pause` waits the given seconds between two attempts after a conflict.
+    After a conflict, `pause` waits the given seconds before the next attempt.
     """
 
     def __init__(self, place: S3Place, *, options: S3Options, pause: Callable[[float], None]) -> None:
@@ -76,7 +76,7 @@ class S3Control:
             connect_timeout=options.connect_s,
             read_timeout=options.answer_s,
             retries={"mode": "standard", "total_max_attempts": options.attempts},
-            # documents contain their own digest; many servers do not accept trailing checksums
+            # many servers reject trailing checksums; documents contain their own digest, so need none
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             max_pool_connections=16,
@@ -168,7 +168,7 @@ class S3Control:
         return data
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return bytes `[start, end)`, also from a server that sends a range with the status of a whole object."""
+        """Return bytes `[start, end)`, also if the server sends a range with the status of a whole object."""
         with as_storage_error("read", self._what(key)):
             answer = self._client.get_object(
                 Bucket=self.place.bucket, Key=key, Range=f"bytes={start}-{end - 1}"
@@ -179,8 +179,8 @@ class S3Control:
             return _body(answer, end - start)
 
     def create(self, key: str, data: bytes, mark: str) -> bool:
-        """Create an object unless it exists; return whether this call created it, by `mark`."""
-        with self._lock:  # one thread finds out about conditions for all
+        """Create an object with `mark` unless it exists; return whether this call created it."""
+        with self._lock:  # one thread finds out for all threads whether the server honours conditions
             if self._conditions is None:
                 if self.find(key) is not None:
                     return False
@@ -194,11 +194,11 @@ class S3Control:
         made = None if self._conditions is False else self._put_if_free(key, data, mark)
         if made is None:
             return self._create_unguarded(key, data, mark)
-        # the answer may be to a repetition: the first answer was lost
+        # "taken" may be the answer to a repeated request, if the first answer was lost
         return made or ((found := self.find(key)) is not None and found.mark == mark)
 
     def _put_if_free(self, key: str, data: bytes, mark: str) -> bool | None:
-        """Return whether the name was free; None if the server refuses conditions."""
+        """Create the object; return False if the name is taken, None if the server refuses conditions, else True."""
         for attempt in itertools.count(1):
             try:
                 self.put(key, data, mark, IfNoneMatch="*")
@@ -216,7 +216,7 @@ class S3Control:
         raise AssertionError("the loop returns or raises")
 
     def _create_unguarded(self, key: str, data: bytes, mark: str) -> bool:
-        """Create without conditions, as well as a server allows it: a later look at the mark shows the last writer."""
+        """Create without conditions: look, write, read the mark. Limit: a later writer may still overwrite."""
         if (found := self.find(key)) is not None:
             return found.mark == mark
         self.put(key, data, mark)
@@ -233,7 +233,7 @@ class S3Control:
             )
 
     def put(self, key: str, data: bytes, mark: str, **condition: str) -> None:
-        """Create or replace an object, if the condition holds."""
+        """Create or replace an object, if `condition` is met."""
         with as_storage_error("write", self._what(key)):
             self._client.put_object(
                 Bucket=self.place.bucket, Key=key, Body=data, Metadata={MARK: mark}, **condition
@@ -247,7 +247,7 @@ class S3Control:
             return
 
     def takes_crc64nvme(self, key: str) -> bool:
-        """Return whether the server verifies parts by CRC64NVME, by beginning an upload to `key` and aborting it."""
+        """Return whether the server verifies parts by CRC64NVME; to find out, begin an upload to `key` and abort it."""
         bucket = self.place.bucket
         try:
             with as_storage_error("write", self._what(key)):
@@ -265,7 +265,7 @@ class S3Control:
     # -- listing
 
     def names(self, prefix: str) -> list[str]:
-        """Return, for all keys with `prefix`, the name that follows it up to the next slash."""
+        """Return the names that follow `prefix` in the keys, each up to the next slash."""
         found: set[str] = set()
         with as_storage_error("list", self._what(prefix)):
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -316,7 +316,7 @@ def _body(answer: dict[str, Any], most_bytes: int) -> bytes:
     with contextlib.closing(answer["Body"]) as body:
         data = bytes(body.read(most_bytes))
         if len(data) < most_bytes:
-            body.read(1)  # at the end, botocore checks that the body is complete
+            body.read(1)  # a read at the end makes botocore check that the body is complete
         return data
 
 

@@ -42,7 +42,7 @@ _CREDENTIALS: Final = frozenset(
 _RENEWED: Final = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestTimeTooSkewed", "TokenRefreshRequired"}
 )
-"""Of these, errors that a restarted process may not meet: it reads its credentials and the clock anew."""
+"""The codes among these that a restart may cure: the new process reads its credentials and the clock again."""
 _ELSEWHERE: Final = frozenset(
     {"301", "307", "AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"}
 )
@@ -74,12 +74,12 @@ class S3Error(StorageError):
 
 
 class Taken(StorageError):
-    """The condition of a conditional write does not hold (412)."""
+    """The condition of a conditional write is not met (412)."""
 
 
 @contextlib.contextmanager
 def as_storage_error(verb: str, what: str) -> Iterator[None]:
-    """Turn the libraries' errors while they `verb` the object at `what` into `StorageError`."""
+    """Turn errors of boto3 and obstore in the operation `verb` on the object at `what` into `StorageError`."""
     try:
         yield
     except ClientError as error:
@@ -105,7 +105,7 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
     if code == "NoSuchBucket":
         return S3Error(message, reason=code, hint=_HINTS["bucket"], lasting=True)
     if code in _MISSING or (status == 404 and not code):
-        # a written object is not there before: so its upload was removed, or the server is at fault
+        # a new object cannot be missing: its upload was removed, or the server has an error
         return (
             S3Error(message, reason=code, hint=_HINTS["gone"]) if verb == "write" else ObjectMissing(message)
         )

@@ -1,8 +1,8 @@
 """Objects in a bucket of S3, or of a server that speaks S3.
 
-obstore moves the data, boto3 does the rest. S3 itself promises that an object exists whole or not at all.
-Uploads that never completed are aborted with their folder, or by the sweep. S3 has no locks: a hold is an
-object of its own, renewed whenever something is written. A hold that was not renewed for a day has expired.
+obstore transfers the data, boto3 sends all other requests. S3 itself guarantees that an object exists whole or not at
+all. An upload that never completed is aborted when its folder is deleted, or by the sweep. S3 has no locks: a hold is
+a separate object, which is renewed with each write. A hold that was not renewed for a day has expired.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class S3Source:
-    """One object being read. Its size is fixed when it is opened."""
+    """One object being read. Its size is read once, when it is opened."""
 
     def __init__(self, control: S3Control, store: Any, key: str) -> None:
         self._control = control
@@ -77,7 +77,7 @@ class S3Source:
 class S3Storage:
     """The objects below `place`. May be used from any thread.
 
-    `nonce` returns a new random name at each call, `now` the time of day; `pause` waits seconds.
+    `nonce` returns a new random name at each call, `now` returns the time of day, and `pause(s)` waits s seconds.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class S3Storage:
 
     @property
     def honours_conditions(self) -> bool | None:
-        """Whether one of two writers of one name is rejected; None until `create_once` has found out."""
+        """Whether the server rejects the second writer of a name; None until `create_once` has found out."""
         return self._control.conditions
 
     # -- writing
@@ -138,7 +138,9 @@ class S3Storage:
     def delete_folder(self, folder: str) -> None:
         prefix = self._key(folder) + "/"
         self._on_step("delete folder")
-        self._control.delete(prefix)  # the object that a console, or a server over files, makes for a folder
+        self._control.delete(
+            prefix
+        )  # the object that a web console, or a server over a file system, makes for a folder
         if self._control.any_below(prefix):
             raise StorageError(f"{self.uri}/{folder} is not empty", hint="somebody else writes there")
         self._abort_uploads(prefix, older_than_s=0.0)
@@ -205,7 +207,7 @@ class S3Storage:
         try:
             count = self._control.abort_uploads(prefix, older_than_s=older_than_s)
         except StorageError as error:
-            # Not every server lists them, and not every role may; a lifecycle rule does the same.
+            # Not every server lists uploads, and not every role may list them; a lifecycle rule does the same.
             log.info("incomplete uploads below %s are not looked for: %s", prefix, error.message)
         else:
             if count:
@@ -227,7 +229,7 @@ class S3Storage:
         where: dict[str, Any] = {"region": self.place.region or control.region}
         if control.is_aws:
             where["region"] = control.find_region()
-            # Path style is deprecated; with a dot in the bucket's name, the other style breaks TLS.
+            # Path style is deprecated, but virtual-hosted style breaks TLS if the bucket's name has a dot.
             where["virtual_hosted_style_request"] = "." not in self.place.bucket
         else:
             where["endpoint"] = control.endpoint_url

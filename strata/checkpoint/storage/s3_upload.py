@@ -1,12 +1,12 @@
 """One object being uploaded to S3: small ones by one conditional write, large ones in parts by obstore.
 
 The parts are sent from the caller's memory: a read-only chunk is borrowed until `finish` or `abort` returns, a
-writable one is copied. Chunks may arrive in any order. They are sent in the order of the object, by the thread that
-writes the next one due; nothing is visible before `finish`. obstore sends a few parts at a time; meanwhile the
-thread that writes waits. Strata starts no thread for it, so a process that is exiting and can start none sends
-like any other.
+writable chunk is copied. Chunks may arrive in any order. They are sent in the order of the object, by the thread that
+writes the next due chunk; the object is not visible before `finish`. obstore sends a few parts at a time; meanwhile
+the sending thread waits. Strata starts no thread for uploads, so a process that is exiting, and cannot start threads,
+can still upload.
 
-A completed upload whose answer was lost looks like a failed one; the object's mark shows that it completed.
+If the answer to a completed upload is lost, the upload looks failed; the object's mark shows that it completed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from strata.checkpoint.storage.sink import NameTaken, OnStep
 from strata.errors import StorageError
 
 SINGLE_BYTES: Final = 8 << 20
-"""An object up to this size is one request, and conditional."""
+"""An object up to this size is written by one conditional request."""
 PARTS_AIMED_AT: Final = 1_000
-"""S3 allows 10,000 parts; fewer and larger ones need fewer requests."""
+"""S3 allows 10,000 parts; fewer and larger parts need fewer requests."""
 MAX_OBJECT_BYTES: Final = 5 << 40
 PARTS_AT_ONCE: Final = 16
 
@@ -41,8 +41,8 @@ def part_bytes(size_bytes: int) -> int:
 class S3Sink:
     """A `Sink` for `key`. `store` opens obstore's client; `mark` is unique to this writer.
 
-    `failed` has, by key, the marks of failed tries. The next try first removes their remains, including an
-    object: a completed upload whose answer was lost.
+    `failed` has, by key, the marks of failed tries. The next try first removes their remains; these include the
+    object if a try's upload completed and only the answer was lost.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class S3Sink:
         self._size_bytes = -1
         self._large = False
         self._lock = threading.Lock()
-        """Its holder sends the chunks."""
+        """The thread that holds it sends the chunks."""
         self._chunks: dict[int, Bytes] = {}
         self._taken_bytes = 0
-        """The bytes of a large object that were sent, which is where the next due chunk begins."""
+        """The number of bytes of a large object that were sent: the offset of the next due chunk."""
         self._writer: Any = None
         self._error: StorageError | None = None
 
@@ -100,7 +100,8 @@ class S3Sink:
         if count:
             borrowed = memoryview(chunk).readonly
             self._chunks[offset] = chunk if borrowed else bytes(chunk)
-            # The sending thread checks again, so borrowed chunks need no wait; copies do, one at most a thread
+            # A borrowed chunk need not wait for the lock: the sending thread checks again. A copied chunk
+            # waits, so that each thread has at most one copy.
             while self._large and self._is_due() and self._lock.acquire(blocking=not borrowed):
                 try:
                     self._send()
@@ -122,11 +123,11 @@ class S3Sink:
     def abort(self) -> None:
         with self._lock:
             self._chunks.clear()
-            self._writer = None  # drops the parts in progress, too
+            self._writer = None  # this drops the parts in progress, too
         if self._complete:
             return
         if self._large:
-            with contextlib.suppress(StorageError):  # the sweep aborts the rest; the first error counts
+            with contextlib.suppress(StorageError):  # the sweep does the rest; the first error counts
                 self._control.abort_uploads(self._key)
         self._failed.setdefault(self._key, self._mark)
 
@@ -186,7 +187,7 @@ class S3Sink:
                 raise
 
     def _is_there(self) -> bool:
-        """Return whether the object exists after all, and is this writer's."""
+        """Return whether this writer's object exists, although the upload seemed to fail."""
         with contextlib.suppress(StorageError):
             found = self._control.find(self._key)
             return found is not None and (found.mark, found.size_bytes) == (self._mark, self._size_bytes)

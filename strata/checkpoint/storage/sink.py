@@ -1,7 +1,8 @@
 """The storage protocols: `Sink` and `Source` for one object, `Storage` for a folder of objects.
 
 Names are relative, with `/` between their parts. An object appears under its name whole and durable, or not at all.
-Errors are `StorageError`; `ObjectMissing` if there is no such object, `NotAnObject` if something else has the name.
+Errors are `StorageError`; `ObjectMissing` if there is no such object, `NotAnObject` if the name is not an object's
+(a folder's, for example).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ObjectMissing(StorageError):
 
 
 class NotAnObject(StorageError):
-    """Something else than an object has that name: a folder, a pipe, or more bytes than any document has."""
+    """The name is not an object's: it is a folder, a pipe, or a file with more bytes than any document has."""
 
     code = "NOT_AN_OBJECT"
 
@@ -50,15 +51,15 @@ class Sink(Protocol):
         ...
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
-        """Write bytes at their offset, in any order, each offset once; best in chunks at multiples of their size.
+        """Write bytes at their offset, in any order, each offset once; chunks at multiples of their size are fastest.
 
-        A read-only view may be borrowed until `finish` or `abort` returns, and must not change until then.
-        Writable memory belongs to the caller again when the call returns.
+        The sink may borrow a read-only view until `finish` or `abort` returns; the caller must not change the memory
+        until then. If the memory is writable, the caller may change it when this call returns.
         """
         ...
 
     def finish(self) -> None:
-        """Return once the object is durable and visible under its name; `NameTaken` if another object has it."""
+        """Return once the object is durable and visible under its name; `NameTaken` if another object has that name."""
         ...
 
     def abort(self) -> None:
@@ -96,15 +97,15 @@ class Storage(Protocol):
         ...
 
     def hold(self, name: str) -> None:
-        """Hold an object, which `is_held` shows to other processes, until `let_go` or the end of this process."""
+        """Hold an object until `let_go` or the exit of this process; other processes see the hold by `is_held`."""
         ...
 
     def let_go(self, name: str) -> None:
-        """End a hold; harmless if there is none."""
+        """End a hold; harmless without a hold."""
         ...
 
     def is_held(self, name: str) -> bool:
-        """Return whether a process holds the object; True if that cannot be found out."""
+        """Return whether a process holds the object; True if the storage cannot tell."""
         ...
 
     def read(self, name: str) -> bytes:
@@ -112,7 +113,7 @@ class Storage(Protocol):
         ...
 
     def source(self, name: str) -> Source:
-        """Open an object for reading, a large one in parts; `ObjectMissing` here or at the first read."""
+        """Open an object for reading in parts; `ObjectMissing` is raised here or at the first read."""
         ...
 
     def size(self, name: str) -> int:
@@ -132,7 +133,7 @@ class Storage(Protocol):
         ...
 
     def delete_folder(self, folder: str) -> None:
-        """Remove a folder and the remains of unfinished sinks in it; finished objects must be removed before."""
+        """Remove a folder and the remains of unfinished sinks in it; the caller must remove finished objects first."""
         ...
 
 
@@ -142,7 +143,7 @@ def put(storage: Storage, name: str, data: bytes) -> None:
 
 
 def write_whole(sink: Sink, data: bytes) -> None:
-    """Write all bytes of an object at once."""
+    """Write all bytes of an object in one call."""
     try:
         sink.begin(len(data))
         sink.write_at(0, data)
@@ -153,7 +154,7 @@ def write_whole(sink: Sink, data: bytes) -> None:
 
 @contextlib.contextmanager
 def proving(name: str) -> Iterator[None]:
-    """Turn a missing object into `CheckpointIncomplete`, and something else under its name into `CheckpointCorrupt`."""
+    """Turn `ObjectMissing` into `CheckpointIncomplete`, and `NotAnObject` into `CheckpointCorrupt`."""
     try:
         yield
     except ObjectMissing as error:
@@ -163,7 +164,7 @@ def proving(name: str) -> Iterator[None]:
 
 
 def checked_name(name: str) -> str:
-    """Return `name` if it can only name something below its storage; else `InvalidArgument`."""
+    """Return `name` if it cannot lead outside its storage; else raise `InvalidArgument`."""
     if any(part in {"", ".", ".."} or "\0" in part for part in name.split("/")):
         raise InvalidArgument(f"{name[:200]!r} is no name of an object")
     return name

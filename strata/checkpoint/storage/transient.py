@@ -1,7 +1,8 @@
 """Which storage errors are transient: the one place that decides, for files and for S3.
 
-A transient error holds a save (`save.retry`); any other one ends it. Transient is a state of the device, the server
-or the network. A missing permission, a wrong name or a wrong setting is not transient.
+After a transient error a save is held and retried (`save.retry`); any other error ends the save. An error is transient
+if its cause is a state of the device, the server or the network. A missing permission, a wrong name or a wrong setting
+is not transient.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504, 507, 509})
 
 
 def of_errno(number: int | None) -> str:
-    """Return in a few words the transient error that `number` is; "" for any other error."""
+    """Return a few words for the errno `number` if it is transient; else ""."""
     return _FILES.get(number or 0, "")
 
 
 def of_answer(code: str, status: int) -> str:
-    """Return the same for an answer of an object storage: its code, and its HTTP status or 0."""
+    """Return a few words for an object storage's error answer if it is transient; else "". `status` is HTTP's, or 0."""
     if status in _STATUSES:
         return f"storage answers {status}"
     return f"storage answers {code}" if code in _BUSY else ""

@@ -63,7 +63,7 @@ _WHY: Final[dict[int, str]] = {
 
 
 KEEP_TRIES: Final = 8
-"""How often to set the rules again if another operator sets rules at the same time."""
+"""How often to try to set the rules if another operator sets rules at the same time."""
 
 
 class ClusterSource:
@@ -140,7 +140,7 @@ class ClusterSource:
         return {name for checkpoint in self.all() for name in checkpoint.tags}
 
     def fork(self, checkpoint: CheckpointMetadata, job: str) -> str:
-        """Let a job that has no generation yet begin from a checkpoint of this job; return the checkpoint's path."""
+        """Let another job, which has no generation yet, begin from a checkpoint of this job; return its path."""
         request = ForkCheckpointRequest(
             job=job, source_job=self.client.job, step=checkpoint.step, attempt=checkpoint.id
         )
@@ -156,9 +156,10 @@ class ClusterSource:
 
     @retry(retry=retry_if_exception_type(Conflict), stop=stop_after_attempt(KEEP_TRIES), reraise=True)
     def keep(self, keep: Keep, *, tier: str, who: str) -> None:
-        """Set the rules for all tiers or for one; the policy's other rules stay.
+        """Set the rules for all tiers or for one tier; the policy's other rules stay.
 
-        Other rules that another operator sets meanwhile stay too; `Conflict` if that happens `KEEP_TRIES` times.
+        If another operator sets other rules meanwhile, those rules stay too. Raise `Conflict` after `KEEP_TRIES` such
+        collisions.
         """
         found = self.rules()
         after = Retention(keep=found.retention.keep if tier else keep, who=who)
@@ -210,7 +211,7 @@ class ClusterSource:
                 sys.stderr.write(f"step {task.step} is left to others: {error.message}\n")
                 continue
             if task.kind not in _WHY:
-                continue  # the job's members verify copies with a corruption report
+                continue  # the job's members verify copies that have a corruption report
             yield Garbage(
                 what=f"step {task.step}, generation {task.generation}, attempt {task.attempt} at {task.path}",
                 why=_WHY[task.kind],
@@ -222,12 +223,12 @@ class ClusterSource:
         return list(self.client.call_whole(request).tasks)
 
     def _do(self, task: MaintenanceTask) -> None:
-        """Remove a copy's objects and report it; `Refused` if storage marks an aborted save as committed."""
+        """Remove a copy's objects and report that; raise `Refused` if storage marks an aborted save as committed."""
         storage, folder = place_of(task.path, task.attempt)
         if task.kind == MAINTENANCE_KIND_CLEAR:
             if storage.exists(f"{folder}/{MARKER}"):
                 raise Refused(f"it was given up, and storage has it as committed: {task.path}")
-            with contextlib.suppress(CheckpointNotFound):  # another attempt has its step and generation
+            with contextlib.suppress(CheckpointNotFound):  # another attempt now has this step and generation
                 self._delete(task, finished=False)
         remove_objects(storage, folder)
         self._delete(task, finished=True)
@@ -246,9 +247,9 @@ class ClusterSource:
 
 
 def place_of(path: str, attempt: str) -> tuple[Storage, str]:
-    """Return the storage and the folder of a record's path; `StorageError` if this host cannot reach them.
+    """Return the storage and the folder of a record's path; raise `StorageError` if this host cannot reach them.
 
-    If the root exists but the folder does not, the objects were removed already, which is no error here.
+    If the root exists but the folder does not, the objects were removed already; that is no error.
     """
     above, _, folder = path.rpartition("/")
     if not folder.startswith("step-") or not folder.endswith(f"-{attempt}"):

@@ -1,4 +1,4 @@
-"""`strata checkpoints export | import | fork | repair`: copies to and from other programs, and to other roots."""
+"""`strata checkpoints export | import | fork | repair`: copies to and from other programs' files, and to new roots."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def repair(
 
 
 def _empty_root(to: str, *, folder: str) -> Storage:
-    """Return the storage at `to`, which must hold no checkpoint; remove the rest of an interrupted copy of `folder`."""
+    """Return the storage at `to`, which must hold no checkpoint; remove an interrupted copy of `folder` from it."""
     storage = open_storage(to)
     root.claim(storage, root.STANDALONE)
     known = storage_source(to, "").all()

@@ -1,8 +1,8 @@
 """The options of `strata checkpoints` that select a job or a storage root, declared once for all commands.
 
-A command takes `looking: Looking` and is decorated with `on_source` or `on_catalog`. `on_source` replaces that
-parameter by the options of a job and of a storage root, `on_catalog` by those of a job. Both add the options for
-credentials, and place the command's `--json`, if it has one, among them.
+A command takes `looking: SourceOptions` and is decorated with `on_source` or `on_catalog`. `on_source` replaces the
+parameter by the options of a job and of a storage root, `on_catalog` only by the options of a job. Both add the
+options for credentials. If the command has `--json`, both place it among these options.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SourceOptions:
 
     @contextlib.contextmanager
     def source(self) -> Iterator[StorageSource | ClusterSource]:
-        """Yield the checkpoints of the storage root, or without one of the job."""
+        """Yield the checkpoints of the storage root; without a root, those of the job."""
         with opened(
             self.storage,
             endpoints=self.endpoints,

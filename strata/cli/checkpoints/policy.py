@@ -1,7 +1,7 @@
 """`strata checkpoints retention | rewind`: which checkpoints the leader keeps, and from which a job restarts.
 
-Both need a coordinator. In a storage root without coordinators, the settings of `CheckpointManager` decide on
-retention, and `restore(state, step=…)` goes back.
+Both need a coordinator. Without coordinators, the settings of `CheckpointManager` decide which checkpoints stay, and
+a program goes back to a checkpoint by `restore(state, step=…)`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def retention(
 
 
 def _fate(found: GetRetentionResponse, name: str) -> str:
-    """Return a checkpoint's fate as text. Retention may delete its copy on one tier and keep that on another."""
+    """Return, as text, which copies retention keeps and deletes: it may differ from tier to tier."""
     why = f"stays: {found.kept[name]}" if name in found.kept else ""
     if name in found.going:
         why = f"goes where no rule keeps it; {why}" if why else "goes: no rule keeps it"

@@ -35,7 +35,7 @@ def open_storage(where: str) -> Storage:
 
 
 def storage_source(where: str, job: str) -> StorageSource:
-    """Return the checkpoints of a root, of a job's folder in one, or of the folder of `job` in it."""
+    """Return the checkpoints at `where`: a root without jobs, a job's folder, or a root with a folder for `job`."""
     storage = open_storage(where)
     owner = root.owner_of(storage)
     if owner is None:
@@ -63,7 +63,7 @@ def _no_root(storage: Storage) -> CheckpointNotFound:
 
 
 class StorageSource:
-    """The checkpoints of a root. `standalone`: the root belongs to no coordinators."""
+    """The checkpoints of a root. `standalone`: no coordinators use the root."""
 
     def __init__(self, storage: Storage, *, standalone: bool) -> None:
         self.storage = storage
@@ -83,7 +83,7 @@ class StorageSource:
         return self.storage, self._catalog.folder(checkpoint)
 
     def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
-        del checkpoint  # without coordinators a deletion checks for no readers
+        del checkpoint  # without coordinators a deletion does not check for readers
         return contextlib.nullcontext()
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class StorageSource:
             yield Garbage(
                 what=folder, why="its save never ended", remove=partial(remove_objects, self.storage, folder)
             )
-        # newest first: an Incremental is deleted before the checkpoints it uses
+        # newest first: an incremental checkpoint is deleted before the checkpoints whose chunks it uses
         for c in reversed(excess(self._catalog.all(), Keep(latest=keep_count or 0), now_unix_ms=0)):
             yield Garbage(
                 what=f"step {c.step}, generation {c.generation}, attempt {c.id}",

@@ -1,7 +1,7 @@
-"""Sources of checkpoints for the commands, and resolution of a word to a checkpoint.
+"""Sources of checkpoints for the commands, and resolution of an argument to a checkpoint.
 
-A `CheckpointSource` is either a job, whose catalog comes from the coordinators, or a storage root (`--storage`), which
-needs no coordinator and is listed. A root that belongs to coordinators can only be read this way: changes to it need
+A `CheckpointSource` is either a job or a storage root (`--storage`). A job's catalog comes from the coordinators. A
+root is listed, without a coordinator. If a root belongs to coordinators, its listing can only be read: changes need
 the coordinators.
 """
 
@@ -54,7 +54,7 @@ class CheckpointSource(Protocol):
         ...
 
     def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[object]:
-        """Protect the checkpoint from deletion while the body runs; `Refused` if its deletion has begun."""
+        """Protect the checkpoint from deletion while the body runs; raise `Refused` if its deletion has begun."""
         ...
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
@@ -74,9 +74,9 @@ class CheckpointSource(Protocol):
         ...
 
     def remove(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid its use, remove its objects, then its record; `Refused` while it is needed.
+        """Forbid the checkpoint's use, remove its objects, then its record; raise `Refused` while it is needed.
 
-        The call may be repeated after an interruption at any point.
+        After an interruption at any point the call may be repeated.
         """
         ...
 
@@ -89,7 +89,7 @@ class CheckpointSource(Protocol):
 def opened(
     storage: str | None, *, endpoints: str, job: str, timeout_s: float, credentials: Credentials
 ) -> Iterator[StorageSource | ClusterSource]:
-    """Yield the checkpoints of `storage`, or without one of `job`."""
+    """Yield the checkpoints of `storage`; without `storage`, those of `job`."""
     if storage is not None:
         yield storage_source(storage, job)
         return
@@ -112,10 +112,10 @@ def catalog_of(
 
 
 def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = False) -> CheckpointMetadata:
-    """Return the checkpoint that `word` names: the newest committed one that matches, else the newest.
+    """Return the checkpoint that `word` names: the newest committed match, else the newest match.
 
-    `alone`: the action cannot be undone, so a word that matches several checkpoints is refused.
-    `CheckpointNotFound` if none matches.
+    `alone`: the action cannot be undone, so a word that matches several checkpoints is refused. Raise
+    `CheckpointNotFound` if no checkpoint matches.
     """
     found = _named(known, word)
     if not found:
@@ -128,7 +128,7 @@ def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = Fals
 
 
 def means_another(word: str) -> bool:
-    """Return whether a word names a checkpoint by itself, so that it cannot be a tag."""
+    """Return whether a word already names a checkpoint, for example by its step, and so cannot be a tag."""
     return word == "latest" or word.isdigit()
 
 

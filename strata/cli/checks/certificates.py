@@ -74,9 +74,9 @@ def of_days(what: str, whose: str, counts: Validity, now: dt.datetime, *commands
 
 
 def renewal(cert_file: Path, ca_file: Path | None) -> tuple[str, ...]:
-    """Return the command that renews a certificate made by `strata certs`; nothing for a file of any other name.
+    """Return the command that renews a certificate made by `strata certs`; nothing if the file has another name.
 
-    The command names the authority's folder if it is beside the certificate's, as `make-certs` writes them.
+    The command names the authority's folder if it is beside the certificate's folder, as `make-certs` writes the two.
     """
     if cert_file.name != "cert.pem":
         return ()
@@ -87,7 +87,7 @@ def renewal(cert_file: Path, ca_file: Path | None) -> tuple[str, ...]:
 
 
 def _authority_beside(folder: Path, ca_file: Path | None) -> Path | None:
-    """Return the folder beside `folder` with the key of an authority that `ca_file` trusts, or None."""
+    """Return the folder beside `folder` that has the key of an authority in `ca_file`, or None."""
     if ca_file is None:
         return None
     try:
@@ -124,7 +124,7 @@ def _where(commands: tuple[str, ...]) -> str:
 
 
 def _authorities(given: Credentials, now: dt.datetime, *, what: str) -> Iterator[Finding]:
-    """Check the trusted authority that expires first; its expiry is only a warning while another one is valid."""
+    """Check the trusted authority that expires first. Its expiry is only a warning while another authority is valid."""
     if given.ca_file is None:
         return
     try:

@@ -55,7 +55,7 @@ def cluster(
 ) -> Iterator[Finding]:
     """Check the cluster through one coordinator, and the clock of each of `endpoints`.
 
-    `alone`: no other check reads etcd's state. `connection` and `roots` go into the commands for a restore.
+    `alone`: no other check reads etcd's state. `connection` and `roots` are options of the printed restore commands.
     """
     try:
         with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=own) as client:
@@ -108,7 +108,7 @@ def is_suspended(message: str) -> bool:
 
 def suspended(what: str, message: str, connection: Connection, roots: Sequence[str]) -> Finding:
     """Return the finding for suspended coordinators, with the commands that restore the control plane."""
-    # of several replicas' reasons, the first one's
+    # several replicas may give a reason: use the first
     reason = message[max(0, message.find(WENT_BACK)) :].partition("; ")[0]
     hint = RESTORE_AGAIN if RESTORING in reason else GO_BACK
     commands = restore_commands(reason, connection, roots=roots)
@@ -120,7 +120,7 @@ def suspended(what: str, message: str, connection: Connection, roots: Sequence[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """A replica's clock minus this host's, and the greatest error of that: half of the round trip."""
+    """A replica's clock minus this host's clock, and the greatest error of this difference: half of the round trip."""
 
     replica: str
     offset_s: float
@@ -138,7 +138,7 @@ class ClockReading:
 def read_clock(
     ask: Callable[[], dict[str, Any]], now: Callable[[], float] = time.time, *, probes: int = PROBES
 ) -> ClockReading:
-    """Return the clock of the replica that `ask` reaches, from the answer with the shortest round trip."""
+    """Return the clock reading of the replica that `ask` calls, from the answer with the shortest round trip."""
     readings = []
     for _ in range(probes):
         sent = now()
@@ -151,7 +151,7 @@ def read_clock(
 
 
 def clock_findings(readings: Sequence[ClockReading]) -> Iterator[Finding]:
-    """Judge the replicas' clocks. If most of them are off to one side, this host's clock is wrong."""
+    """Judge the replicas' clocks. If most of them are off in the same direction, this host's clock is wrong."""
     if not readings:
         return
     off = [reading for reading in readings if reading.is_off]
@@ -185,7 +185,7 @@ def _each(
     roots: Sequence[str],
     replicas: Sequence[ReplicaStatus],
 ) -> Iterator[Finding]:
-    """Check each endpoint by itself: which coordinator answers, and its clock."""
+    """Check each endpoint separately: which coordinator answers, and its clock."""
     readings: list[ClockReading] = []
     answered: set[str] = set()
     known = {each.address for each in replicas}
@@ -197,7 +197,7 @@ def _each(
                 answered.add(client.status().answered_by)
                 with contextlib.suppress(
                     StrataError
-                ):  # it answers; a replica without an HTTP API returns no time
+                ):  # the replica answers, but without an HTTP API it returns no time
                     readings.append(read_clock(lambda: client.resource("/cluster")))
         except Unavailable as error:
             if is_suspended(error.message):

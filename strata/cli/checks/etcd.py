@@ -44,9 +44,10 @@ def etcd(
 ) -> list[Finding]:
     """Check every etcd member's version, health, and use of its quota.
 
-    `file` is the file that `config` was loaded from; `roots` go into the command that restores the control plane.
+    `file` is the file that `config` was loaded from; `roots` are options of the printed restore command.
     """
-    # On the loop of the coordinators' client: gRPC reports an error if a loop ends while it has events for it.
+    # Use the loop of the coordinators' client: gRPC reports an error if a loop ends while gRPC has events for that
+    # loop.
     return event_loop.shared().call(_etcd(config, Connection.of(config, file), timeout_s, roots))
 
 
@@ -123,7 +124,7 @@ def restore_finding(
     *,
     now_unix_ms: int,
 ) -> Finding:
-    """Return the finding for a restore: its operator, its age, and the command that completes it."""
+    """Return the finding for a restore: the operator, the age, and the command that completes the restore."""
     since = age(max(0, now_unix_ms - restoring.since_unix_ms))
     reason = f"{RESTORING}: {restoring}, {since} ago"
     place = newest.where if newest is not None else "PLACE"
@@ -137,7 +138,7 @@ def restore_finding(
 
 
 async def _backup(store: EtcdStore, config: CoordinatorConfig, connection: Connection) -> list[Finding]:
-    """Judge the newest backup's age; no finding if no cluster was created in this etcd yet."""
+    """Judge the newest backup's age; return no finding if no cluster was created in this etcd yet."""
     keys = ClusterKeys(config.cluster)
     try:
         if not (await store.read(Range(key=keys.uid))).kvs:
@@ -186,7 +187,7 @@ def _etcd_member(endpoint: str, status: MemberStatus, quota_bytes: int) -> Findi
         return fail(
             f"etcd {endpoint}", f"{status.version}, knows no leader", "it needs a majority of members"
         )
-    # An alarm has a finding of its own, with its remedy.
+    # An alarm has a separate finding, with its own remedy.
     errors = "; ".join(e for e in status.errors if NO_SPACE not in e and CORRUPT not in e)
     verdict = etcd_version(endpoint, status.version, errors)
     if verdict.level != "OK":

@@ -10,7 +10,7 @@ Level = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check; `hint` says what to do about it, and `commands`, in order, how."""
+    """The result of one check. `hint` is the remedy in words; `commands` carry it out, in this order."""
 
     level: Level
     what: str
@@ -25,10 +25,10 @@ def ok(what: str, says: str) -> Finding:
 
 
 def warn(what: str, says: str, hint: str, *commands: str) -> Finding:
-    """Return a finding that an operator should act on."""
+    """Return a finding that an operator should remedy."""
     return Finding(level="WARN", what=what, says=says, hint=hint, commands=commands)
 
 
 def fail(what: str, says: str, hint: str, *commands: str) -> Finding:
-    """Return a finding that keeps something from working; the command's exit status is 1."""
+    """Return a finding of something that does not work; the command's exit status is then 1."""
     return Finding(level="FAIL", what=what, says=says, hint=hint, commands=commands)

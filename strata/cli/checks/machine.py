@@ -24,7 +24,7 @@ from strata.transport.name_lookup import ADVICE, SLOW_S, lookup_s
 
 FILES_WANTED: Final = 4096
 NTP: Final = ("timedatectl set-ntp true", "chronyc makestep")
-"""Commands that start time synchronization, and that set the clock at once."""
+"""Commands that start time synchronization, and a command that sets the clock immediately."""
 _TIME_ERROR: Final = 5
 """The return value of adjtimex while the clock is not synchronized."""
 
@@ -65,7 +65,7 @@ def clock() -> Finding:
 
 
 def names(endpoints: str, *, timeout_s: float) -> Iterator[Finding]:
-    """Check how long the name service takes for a coordinator's address and for our own address's name."""
+    """Check how long the name service takes to resolve a coordinator's name and our own address."""
     try:
         towards = parse_endpoints(endpoints)[0]
     except StrataError:

@@ -41,7 +41,7 @@ class Mount:
         return _NETWORK.fullmatch(self.kind) is not None
 
     def again(self, options: str) -> tuple[str, str]:
-        """Return the commands that remount it with other options."""
+        """Return the commands that remount the file system with other options."""
         kind, source, point = self.kind, shlex.quote(self.source), shlex.quote(self.point)
         return f"umount {point}", f"mount -t {kind} -o {options} {source} {point}"
 
@@ -59,7 +59,7 @@ def mount_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount |
             below = inside == point or inside.startswith(f"{point.rstrip('/')}/")
             if below and (
                 best is None or len(point) >= len(best.point)
-            ):  # of two mounts at one point the last hides the other
+            ):  # of two mounts at one point, the later one hides the earlier one
                 options = frozenset(",".join((fields[5], *kinds[2:])).split(","))
                 best = Mount(kind=kinds[0], source=_plain(kinds[1]), point=point, options=options)
     return best
@@ -103,11 +103,11 @@ def _network(root: Path, mount: Mount) -> Iterator[Finding]:
 
 
 def _found(mount: Mount, options: frozenset[str], says: str, better: str) -> Iterator[tuple[str, str]]:
-    """Yield the meaning of the first of `options` that is set, and the options to use instead."""
+    """Yield, for the first of `options` that is set, its meaning and the options to use instead."""
     if present := sorted(options & mount.options):
         yield says.format(present[0]), better
 
 
 def _plain(field: str) -> str:
-    """Return a field of mountinfo without its escapes."""
+    """Return a field of mountinfo with its escapes decoded."""
     return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), field)

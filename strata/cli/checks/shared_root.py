@@ -1,8 +1,8 @@
-"""Check that other hosts see a storage root's files: each host leaves a mark in the root and reads the others' marks.
+"""Check that other hosts see a storage root's files: each host writes a mark into the root and reads the others' marks.
 
-A mark is a small file with the host's name and the path of the root on that host. Each run removes marks older than an
-hour. Ages are by the file system's clock, which sets the times of all marks. A mark's name has the suffix of unfinished
-files, so no listing shows it.
+A mark is a small file with the host's name and the path of the root on that host. Each run removes marks older than
+an hour. Ages are measured on the file system's clock, which sets the times of all marks. A mark's name has the suffix
+of unfinished files, so no listing shows it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREFIX, _SUFFIX = ".strata-seen-", ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """A mark: its host, and how long ago it was left."""
+    """A mark: its host, and how long ago the host wrote it."""
 
     host: str
     boot: str
@@ -50,7 +50,7 @@ class _Mark:
 
 
 def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterator[Finding]:
-    """Check that other hosts see this root: by their marks if `marking`, else report the command that checks it."""
+    """Check by marks that other hosts see this root if `marking`; else report the command for that check."""
     command = f"strata doctor --shared --storage {shlex.quote(str(root))}"
     if not marking:
         if mount is not None and mount.network:
@@ -73,7 +73,7 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
 
 
 def _meet(root: Path) -> list[_Mark]:
-    """Leave this host's mark; return the other hosts' marks, the newest first."""
+    """Write this host's mark; return the other hosts' marks, the newest first."""
     me = {"host": socket.gethostname(), "boot": _boot(), "root": str(root.absolute())}
     own = root / f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"
     with own.open("xb") as file:

@@ -36,7 +36,7 @@ MIN_FREE_INODES: Final = 10_000
 SYNC_S: Final = 0.05
 SYNCS: Final = 9
 PARTS_BYTES: Final = (8 << 20) + 1
-"""The smallest object that is uploaded in parts."""
+"""The size of the smallest object that is uploaded in parts."""
 JOBS_LOOKED_AT: Final = 20
 FULL_DISK: Final = "docs/operate/full-checkpoint-disk.md"
 _CANNOT: Final = frozenset(
@@ -55,7 +55,7 @@ _CANNOT: Final = frozenset(
 
 
 def storage(where: str, *, marking: bool = False) -> Iterator[Finding]:
-    """Check the root at a path or URI; `marking`: leave a mark for other hosts in a folder, and read theirs."""
+    """Check the root at a path or URI; `marking`: in a folder, leave a mark for other hosts and read their marks."""
     try:
         place = parse_place(where)
     except StrataError as error:
@@ -103,7 +103,7 @@ def _folder(root: Path, *, marking: bool) -> Iterator[Finding]:
 
 
 def _unusable(root: Path, mount: Mount | None, error: OSError) -> Finding:
-    """Return the finding for a root that cannot be written: the cause, and the first thing to do."""
+    """Return the finding for a root that cannot be written: the cause, and the operator's first step."""
     path, says = shlex.quote(str(root)), f"{root}: {error.strerror}"
     match error.errno:
         case errno.ENOENT:
@@ -134,7 +134,7 @@ def _lacking(says: str, root: Path, mount: Mount | None) -> Finding:
 
 
 def free_space_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes: int) -> Finding:
-    """Judge the free space; a file system that does not count inodes reports 0 of 0."""
+    """Judge free space and free inodes; a file system that does not count inodes reports 0 of 0."""
     says, path = f"{root}: writable", shlex.quote(str(root))
     if free_bytes < MIN_FREE_BYTES:
         hint = f"that is little for checkpoints: {FULL_DISK}"
@@ -147,7 +147,7 @@ def free_space_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes:
 
 
 def sync_finding(root: Path, median_s: float) -> Finding:
-    """Judge the time until a small file is durable."""
+    """Judge how long it takes until a small file is durable."""
     says = f"{root}: a small file is durable after {1000 * median_s:.1f} ms (median of {SYNCS})"
     if median_s > SYNC_S:
         hint = "each save waits for some such syncs, and etcd must not share this disk: it elects anew when it is slow"
@@ -159,7 +159,7 @@ def sync_finding(root: Path, median_s: float) -> Finding:
 
 
 def _does(works: Callable[[Path], None], folder: Path) -> bool:
-    """Return whether the file system supports an operation; `OSError` for other failures, such as a full disk."""
+    """Return whether the file system supports an operation; raise `OSError` for other failures, such as a full disk."""
     try:
         works(folder)
     except OSError as error:

@@ -36,7 +36,7 @@ def complete_datasets(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_coordinators(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the unreachable coordinators whose names begin with `incomplete`: only those can be forgotten."""
+    """Return the unreachable coordinators whose names begin with `incomplete`: no others can be forgotten."""
 
     def names(client: CoordinatorClient) -> Iterable[str]:
         return (each.replica for each in client.status().replicas if each.unreachable)

@@ -1,8 +1,9 @@
-"""The options for credentials and connection, the same for every command that connects.
+"""The options for credentials and connection, which are the same for every command that connects.
 
-A command takes `credentials: Credentials` and is decorated with `connecting`, which replaces that parameter by the
-options; a command that reads the configuration file itself also takes `config`. The command's `endpoints` and `job`, if
-it has them, then come from flag, environment and file as well. If the job does not exist, the error names jobs that do.
+A command takes `credentials: Credentials` and is decorated with `connecting`, which replaces this parameter by the
+options. A command that reads the configuration file itself also takes `config`. If the command has the parameters
+`endpoints` and `job`, flag, environment and file set these too. If the job does not exist, the error names existing
+jobs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 SETTLED = ("endpoints", "job")
-"""Parameters that a file may set, too. A default in a command's signature applies if nothing else sets one."""
+"""Parameters that a file may also set. The default in a command's signature applies if nothing else sets them."""
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -86,7 +87,7 @@ def connecting(command: C) -> C:
 
 
 def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter that a file may set without its default, which typer would take for the user's choice."""
+    """Remove the default of a parameter that a file may set: typer would treat the default as the user's choice."""
     if parameter.name not in SETTLED:
         return parameter
     kind, *more = get_args(parameter.annotation)

@@ -1,6 +1,6 @@
 """Exit codes of the commands, and the code for each error.
 
-Every command ends with one of these, so that a scheduler or a script can decide what to do next.
+Every command exits with one of these codes, so that a scheduler or a script can decide what to do next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Exit(IntEnum):
     PREEMPTED = exit_codes.PREEMPTED
     """The job was preempted: requeue it."""
     DO_NOT_REQUEUE = exit_codes.DO_NOT_REQUEUE
-    """The job failed for a reason that a retry would meet again."""
+    """The job failed for a reason that would also fail a retry."""
 
 
 _BY_CLASS: tuple[tuple[type[StrataError], Exit], ...] = (

@@ -15,7 +15,7 @@ SERVER_MODULES: Final = (
     "starlette",
     "uvicorn",
 )
-"""The `server` extra also has uvloop; without it a coordinator takes more processor time."""
+"""The modules that a coordinator needs. uvloop, also in the extra, is optional: it saves processor time."""
 
 SERVER_HINT: Final = 'pip install "strata-control[server]"'
 

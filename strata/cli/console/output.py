@@ -80,7 +80,7 @@ def print_table(
     empty: str,
     dim_from: int = 1 << 30,
 ) -> None:
-    """Print rows under their columns, grey from row `dim_from` on; without rows print the sentence `empty`.
+    """Print rows under their columns, in grey from row `dim_from` on; if there are no rows, print the sentence `empty`.
 
     Nothing is cut to the terminal's width, because a cut path or id is useless.
     """
@@ -109,8 +109,8 @@ def print_error(error: StrataError) -> None:
 def _as_dict(message: Message) -> dict[str, Any]:
     """Return the message with every field, numbers as numbers and enums by their short names.
 
-    protobuf's own JSON writes 64-bit numbers as strings, because JavaScript cannot represent them. jq and Python, which
-    read this output, can.
+    protobuf's own JSON writes 64-bit numbers as strings, because JavaScript cannot represent such numbers. The
+    readers of this output, jq and Python, can.
     """
     return {
         field.name: _field_as_json(field, getattr(message, field.name))

@@ -45,9 +45,9 @@ def byte_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]
 
 @contextlib.contextmanager
 def item_progress(what: str) -> Iterator[Callable[[], None]]:
-    """Yield a function to call for each completed item, if their total is not known.
+    """Yield a function to call for each completed item, when the total is not known.
 
-    If the command prints a line for each item to the same terminal, those lines are the progress.
+    If the command prints a line for each item to the same terminal, those lines show the progress.
     """
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:

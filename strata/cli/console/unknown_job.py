@@ -1,4 +1,4 @@
-"""Hint for a job that does not exist: the names of jobs that do."""
+"""Hint in an error about an unknown job: the names of existing jobs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LIMIT_S: Final = 2.0
 
 
 def naming_jobs(error: NotFound, found: ClientConfig) -> NotFound:
-    """Return the error with the first jobs' names in its hint, if it reports that the command's job does not exist.
+    """If the error reports that the command's job does not exist, return it with existing jobs' names in its hint.
 
-    Return it unchanged if it reports something else, or if no coordinator lists a job for this caller.
+    Return any other error unchanged, and also if no coordinator lists a job for this caller.
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 

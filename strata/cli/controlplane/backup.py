@@ -74,8 +74,8 @@ def backup(
     flags = {"etcd.endpoints": etcd, "cluster": cluster, "credentials.insecure": insecure}
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
     place = open_place(to)
-    # A timer's `systemctl stop` must clean up as Ctrl-C does, so SIGTERM raises SIGINT: asyncio's handler for SIGINT
-    # cancels the task. An exception raised in this handler might be lost in a callback of gRPC.
+    # If systemd stops the backup, the command must clean up as after Ctrl-C. So SIGTERM raises SIGINT, whose handler
+    # in asyncio cancels the task. An exception raised in this handler might be lost in a callback of gRPC.
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     made = back_up(
         lambda: open_store(settings.etcd, timeout_s=timeout_s),

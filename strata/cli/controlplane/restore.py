@@ -156,7 +156,7 @@ def rebuild(
 
 
 def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, timeout_s: float) -> Base:
-    """Return the keys of a backup; a file is taken for a snapshot made by `etcdctl snapshot save`."""
+    """Return the keys of a backup; a file must be a snapshot that `etcdctl snapshot save` made."""
     from strata.controlplane.backup_store import backup_to_restore, find_metadata  # noqa: PLC0415  # likewise
     from strata.controlplane.names import parse_stem  # noqa: PLC0415  # slow to import
     from strata.controlplane.places import open_place  # noqa: PLC0415  # likewise
@@ -227,7 +227,7 @@ def _read_snapshot(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The keys to write, and the surveys of storage and keys of etcd that they were derived from."""
+    """The keys to write, and their sources: the surveys of storage, and the keys that etcd holds."""
 
     base: Base
     why: str
@@ -260,7 +260,7 @@ class _Work:
         self._quiet = quiet
 
     def plan(self, read_base: Callable[[], Base]) -> _Plan:
-        """Plan a restore from the keys of a backup. The backup is read last, because it takes longest."""
+        """Plan a restore from the keys of a backup. The backup is read last, because reading it takes longest."""
         held, surveys = self._held(), self._surveys()
         base = read_base()
         return self._planned(base, f"restored from {base.source}", surveys, held)
@@ -282,7 +282,7 @@ class _Work:
         return self._planned(base, "built anew from storage", surveys, self._held())
 
     def again(self, plan: _Plan, held: Keyspace) -> _Plan:
-        """Plan again, now that nobody else writes; checkpoints that the earlier plan proved are not read again."""
+        """Plan again, once no other process writes; do not read checkpoints again that the earlier plan verified."""
         from strata.controlplane.restoring import base_in_place  # noqa: PLC0415  # slow to import
         from strata.controlplane.storage_search import survey  # noqa: PLC0415  # likewise
 
@@ -436,7 +436,7 @@ def _values(work: _Work, plan: _Plan, *, uid: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _explain_interrupt() -> Iterator[None]:
-    """Report at Ctrl-C the state of the restore and the command that completes it."""
+    """After Ctrl-C, print the state of the restore and the command that completes it."""
     try:
         yield
     except KeyboardInterrupt:

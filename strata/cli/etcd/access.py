@@ -1,4 +1,4 @@
-"""The store of commands that call etcd's members directly."""
+"""The store through which commands call etcd's members directly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from strata.etcd import EtcdStore, Timing, TlsConfig
 async def open_store(config: EtcdConfig, *, timeout_s: float) -> EtcdStore:
     """Return a store once a member of `config` has answered; the caller closes it.
 
-    `timeout_s` bounds the connection and every read through the store. `Unavailable` if no member answers in time;
-    `ConfigError` if a retry cannot help.
+    `timeout_s` bounds the connection and every read through the store. Raise `Unavailable` if no member answers in
+    time, and `ConfigError` if a retry cannot help.
     """
     return await EtcdStore.connect(
         config.endpoints,

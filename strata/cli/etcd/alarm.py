@@ -39,7 +39,7 @@ def _refusal(alarm: Alarm, state: ClusterState, connection: Connection, quota_by
     label = state.label(alarm.member_id)
     if alarm.kind == CORRUPT:
         if all(peer.id != alarm.member_id for peer in state.peers):
-            return None  # it was replaced
+            return None  # the member was replaced
         return Refused(
             f"alarm CORRUPT of {label} stays on: its data differs from the others'",
             hint=f"replace it: {replacement_command(connection, label)}",

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from strata.cli.etcd.view import Note
     from strata.etcd import EtcdStore
 
-# strata.etcd imports grpc, which not every command needs: commands import it when they run
+# strata.etcd imports grpc, which not every command needs: a command imports strata.etcd when it runs
 
 app = typer.Typer(help="Look at etcd's members, and mend them.", no_args_is_help=True)
 
 CONNECT_S: Final = 5.0
 """How long commands that change etcd wait for the first member that answers."""
 CHANGE_S: Final = 30.0
-"""How long etcd may take to remove a member and to add one."""
+"""How long etcd may take to remove a member and to add another member."""
 
 Etcd = Annotated[
     str | None, typer.Option("--etcd", help="etcd's members, as host:port, by commas. (those of the file)")
@@ -46,7 +46,7 @@ Insecure = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reached:
-    """The configuration for etcd, and the options that a printed command needs for the same."""
+    """The configuration for etcd, and the options that a printed command needs to reach the same etcd."""
 
     config: CoordinatorConfig
     connection: Connection

@@ -1,8 +1,8 @@
 """`strata etcd defrag`: defragmentation of etcd, one member at a time.
 
-1. Look at all members; refuse if the healthy voters without the next member are no quorum, since it stalls meanwhile.
+1. Read all members' health; refuse if the other healthy voters are no quorum, since the next member stalls meanwhile.
 2. Defragment that member: followers first, the leader last.
-3. Wait until it answers and knows a leader again; continue with 1.
+3. Wait until the member answers and knows a leader again; continue with step 1.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from strata.etcd import EtcdStore, MemberStatus
 
 POLL_S: Final = 0.1
 SETTLE_S: Final = 0.5
-"""A compaction counts as over once the used size of the database has not shrunk for this long."""
+"""A compaction counts as completed once the used size of the database has not shrunk for this long."""
 _SHRUNK: Final = 0.99
-"""A database still shrinks if its used size is below this ratio of the last one: writes go on meanwhile."""
+"""A database still shrinks if its used size is below this ratio of the last measurement: writes continue meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """One member that was defragmented, and the size of its database before and after."""
+    """One defragmented member, with the size of its database before and after."""
 
     member: str
     endpoint: str
@@ -45,7 +45,7 @@ class Defragmentation:
     compacted_revision: int | None = None
     freed: list[Freed] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Voters that were left out because they did not answer."""
+    """Voters that were skipped because they did not answer."""
     interrupted: bool = False
 
 
@@ -61,9 +61,9 @@ async def defragment(
     report: Callable[[str], None],
     report_freed: Callable[[Freed], None],
 ) -> None:
-    """Defragment `member`, or all; record progress in `done`, which also holds it after an error.
+    """Defragment `member`, or all members; record progress in `done`, which stays valid after an error.
 
-    `Refused` if quorum would be lost; `Unavailable` if a member does not come back within `timeout_s`.
+    Raise `Refused` if quorum would be lost, and `Unavailable` if a member does not answer again within `timeout_s`.
     """
     finished: set[int] = set()
     state = await look(store)

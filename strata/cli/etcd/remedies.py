@@ -1,7 +1,7 @@
 """Shell commands that repair, back up or restore etcd, as `strata doctor` and `strata etcd` print them.
 
-Each command has the options with which the printing command connected to etcd. A password is never among them: it stays
-in `etcd.password_file`.
+Each printed command has the options with which the printing command connected to etcd. They never include a password,
+which stays in `etcd.password_file`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Connection:
 
     @classmethod
     def of(cls, config: CoordinatorConfig, file: Path | None) -> Connection:
-        """Return the options for `config`, which was loaded from `file` unless that is None."""
+        """Return the options for `config`; `file` is the file it was loaded from, or None."""
         usual = config.cluster == CoordinatorConfig().cluster
         return cls(
             endpoints=config.etcd.endpoints,
@@ -58,20 +58,20 @@ class Connection:
 
 
 UNKNOWN: Final = Connection(endpoints=("ETCD",))
-"""For a host that does not reach etcd: the operator replaces ETCD by its endpoints."""
+"""For a host that cannot reach etcd: the operator replaces ETCD by etcd's endpoints."""
 
 
 def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
     """Return the commands that clear the alarm NOSPACE: etcd must free space before the alarm can be switched off.
 
-    A cluster of one voter stalls while it is defragmented; it refuses writes already.
+    A cluster of one voter stalls during the defragmentation, which is acceptable: it already refuses writes.
     """
     stall = ("--stall-all",) if voters == 1 else ()
     return connection.command("defrag", "--compact", *stall), connection.command("alarm", "--disarm")
 
 
 def corrupt_remedy(connection: Connection, members: Sequence[str]) -> tuple[str, ...]:
-    """Return the commands that clear the alarm CORRUPT of these members: each restarts from the others' data."""
+    """Return the commands that clear the alarm CORRUPT of these members: each is replaced by a copy of the others."""
     replacements = (replacement_command(connection, member) for member in members)
     return *replacements, connection.command("alarm", "--disarm")
 
@@ -91,8 +91,9 @@ def restore_commands(
 ) -> tuple[str, ...]:
     """Return the commands that restore the control plane after etcd lost its data or went back to older data.
 
-    `reason` is the coordinators' error, or the text of `P/restoring`; it selects the commands. `place` is where
-    backups are. The operator replaces words in capitals, which stand for values that this host does not know.
+    `reason` is the coordinators' error, or the text of `P/restoring`; it selects the commands. `place` is the folder
+    or URI of the backups. Words in capitals stand for values that this host does not know; the operator replaces
+    them.
     """
     searched = [word for root in roots or ("ROOT",) for word in ("--storage", root)]
     in_place = connection.controlplane("restore", "--in-place", *searched)

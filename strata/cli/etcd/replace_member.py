@@ -1,13 +1,13 @@
 """`strata etcd replace-member`: replacement of a lost etcd member.
 
-    1. Look at the members; refuse if the member is healthy, or if the others are no quorum.
+    1. Read the members' health; refuse if the named member is healthy, or if the others are no quorum.
     2. Remove it.
-    3. Add it again at its peer URL as a learner, which has no vote and so cannot cost a quorum.
+    3. Add it again at its peer URL as a learner: a learner has no vote, so the quorum does not grow.
     4. The operator starts it on its host with an empty data directory.
     5. Wait until it has started and caught up; promote it.
 
-A second run finds the learner of the first, and continues with step 5. A learner that has not started has no name, so
-only `--peer-url` finds it.
+A second run finds the learner that the first run added, and continues with step 5. A learner that has not started has
+no name, so only `--peer-url` finds it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPORT_EVERY_S: Final = 10.0
 ELECTION_S: Final = 10.0
 """How long to wait for etcd to elect a leader before judging which members are healthy."""
 _NOT_YET: Final = ("can only promote a learner member", "not enough started members")
-"""etcd's errors for a learner that is not in sync with the leader yet, or is a voter already."""
+"""etcd's errors if a learner is not in sync with the leader yet, or if the member is a voter already."""
 _UNSETTLED: Final = "unhealthy cluster"
 """etcd's error while its members have not been connected for 5 s."""
 
@@ -51,7 +51,7 @@ class Replacement:
     name: str
     peer_url: str = ""
     removed_id: int = 0
-    """0 if an earlier run removed the member."""
+    """Id of the removed member; 0 if an earlier run removed it."""
     added_id: int = 0
     resumed: bool = False
     initial_cluster: str = ""
@@ -118,7 +118,7 @@ async def begin(
 
 
 async def _led(store: EtcdStore) -> ClusterState:
-    """Return the cluster once an election in progress is over: the lost member may have been the leader."""
+    """Return the cluster's state after any election in progress: the lost member may have been the leader."""
     deadline = time.monotonic() + ELECTION_S
     state = await look(store)
     while electing(state.peers) and time.monotonic() < deadline:
@@ -128,7 +128,7 @@ async def _led(store: EtcdStore) -> ClusterState:
 
 
 def _learner(state: ClusterState, name: str, peer_url: str | None) -> Member | None:
-    """Return the learner of an earlier run, by name, or by peer URL if it has not started; else None."""
+    """Return the learner of an earlier run, found by name or, before its start, by peer URL; else None."""
     learners = [state.members[peer.id] for peer in state.peers if peer.learner]
     for member in learners:
         if name in {member.name, f"{member.id:x}"}:
@@ -202,7 +202,7 @@ async def _remove(
 
 
 async def _add(store: EtcdStore, peer_url: str, deadline: float, report: Callable[[str], None]) -> Member:
-    """Add the learner and return it; if an addition's outcome is unknown, look for the learner before a retry."""
+    """Add the learner and return it. If the outcome of a request is unknown, look for the learner before a retry."""
     reported = ""
     while True:
         try:
@@ -228,7 +228,7 @@ async def _retry_pause(error: Unavailable, deadline: float) -> None:
 
 
 async def _refusal_reason(store: EtcdStore) -> str:
-    """Return why etcd refuses an addition: it requires all voters, lost ones too, to be connected for 5 s."""
+    """Return why etcd refuses an addition: it requires that all voters have been connected for 5 s."""
     state = await look(store)
     sick = [peer.label for peer in voters(state.peers) if unhealthy_reason(peer, state.peers)]
     if sick:
@@ -246,7 +246,7 @@ async def finish(
 ) -> None:
     """Do step 5: return once the new member is `promoted`, at Ctrl-C, or at the deadline.
 
-    `Refused` if another operator removed the learner meanwhile.
+    Raise `Refused` if another operator removed the learner meanwhile.
     """
     reported, next_report = "", 0.0
     while True:
@@ -263,7 +263,7 @@ async def finish(
 
 
 async def _promote(store: EtcdStore, replacement: Replacement) -> str:
-    """Promote the learner if it is in sync; else return the condition to wait for."""
+    """Promote the learner if it is in sync; otherwise return the condition to wait for."""
     try:
         members = {member.id: member for member in await store.cluster.members()}
         learner = members.get(replacement.added_id)

@@ -59,7 +59,7 @@ class ClusterState:
     """Endpoints that no member advertises and that did not answer, with the reason."""
 
     def find(self, name: str) -> Peer | None:
-        """Return the member with this name, or this id in hexadecimal; `Refused` if there are several."""
+        """Return the member with this name or this hexadecimal id; raise `Refused` if there are several."""
         found = [peer for peer in self.peers if name in {peer.name, f"{peer.id:x}"}]
         if len(found) > 1:
             ids = ", ".join(f"{peer.id:x}" for peer in found)
@@ -67,14 +67,14 @@ class ClusterState:
         return found[0] if found else None
 
     def need(self, name: str) -> Peer:
-        """Return the member as `find` does; `NotFound` if there is none."""
+        """Return the member as `find` does, but raise `NotFound` if there is none."""
         if (peer := self.find(name)) is not None:
             return peer
         members = ", ".join(peer.label for peer in self.peers)
         raise NotFound(f"no member is named {name}", hint=f"the members are {members}")
 
     def label(self, member_id: int) -> str:
-        """Return a member's name, or the id of a former member."""
+        """Return the name of a member; for an id that is no member any more, the id."""
         return next((peer.label for peer in self.peers if peer.id == member_id), f"{member_id:x}")
 
     @property
@@ -215,7 +215,7 @@ def _row(peer: Peer, state: ClusterState, newest: int, quota_bytes: int) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A sentence below the table, and the commands that remedy it."""
+    """A sentence about a fault, printed below the table, and the commands that remedy the fault."""
 
     says: str
     wrong: bool = False

@@ -1,7 +1,7 @@
 """`strata jobs scale | pause | resume | preempt | drain | delete`: an operator's requests to a job.
 
-Each command returns once the request is recorded, or with `--wait` once it is carried out. Ctrl-C ends the wait, not
-the request.
+Each command returns once the request is recorded; with `--wait`, once the request is carried out. Ctrl-C ends the
+wait, not the request.
 """
 
 from __future__ import annotations
@@ -288,9 +288,9 @@ def _outcome_text(name: str, action: str, notice: StopNotice | None, waited: boo
 
 
 def _follow(client: CoordinatorClient, met: Callable[[Job], bool]) -> Job:
-    """Return the job once `met` is true; print its changes on stderr meanwhile.
+    """Return the job once `met` is true; until then print the job's changes on stderr.
 
-    If the job ends instead, `JobFailed` is raised, or `Refused` if the job is done.
+    Raise `JobFailed` if the job fails instead, or `Refused` if the job is done.
     """
     from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED  # noqa: PLC0415  # as above
 

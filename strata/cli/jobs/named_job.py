@@ -1,6 +1,7 @@
-"""The job of a `strata jobs` command: its argument, `--job`, the environment or the file names it.
+"""The job of a `strata jobs` command, which the argument, `--job`, the environment or the file names.
 
-Most of these commands change a job, so the user must name it: none of them uses the job `default` by itself.
+Most of these commands change a job, so the user must name the job: no command uses the job `default` unless it is
+named.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _Argument = Annotated[
 
 
 def on_job(command: C) -> C:
-    """Give a command that takes `name: Name` its job, and the options of `connecting`.
+    """Give a command that takes `name: Name` the job's name, and the options of `connecting`.
 
-    The argument or `--job` names the job; else the environment or the file does. If the command takes a list of
-    `workers`, the first of them is the job, unless the command line has `--job`.
+    The argument or `--job` names the job, else the environment or the file. If the command takes a list of `workers`,
+    the first of these arguments is the job, unless the command line has `--job`.
     """
     connected: Any = connecting(_with_option(command))
     taken = inspect.signature(connected)
@@ -60,7 +61,7 @@ def on_job(command: C) -> C:
 
 
 def one_name(argument: str | None, option: str | None) -> str | None:
-    """Return the job that the command line names; `InvalidArgument` if it names two."""
+    """Return the job that the command line names; raise `InvalidArgument` if it names two."""
     if argument is not None and option not in {None, argument}:
         raise InvalidArgument(
             f"the argument names the job {argument}, and --job names {option}",
@@ -70,7 +71,7 @@ def one_name(argument: str | None, option: str | None) -> str | None:
 
 
 def _with_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with `job`, which environment and file may set, instead of `name`."""
+    """Return the command with the parameter `job`, which environment and file may set, instead of `name`."""
     taken = inspect.signature(command, eval_str=True)
 
     def named(*, job: str, **given: Any) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 120
 ATTEMPT_S = 2.0
-"""How long all replicas together may take over an answer before the page shows its age."""
+"""How long all replicas together may take for an answer before the page shows the age of its content."""
 
 
 @connecting
@@ -70,7 +70,7 @@ def top(
 
 
 def console() -> Console:
-    """Return the console for the output; if it is no terminal, with a width that fits all columns."""
+    """Return the console for the output; if the output is no terminal, the width fits all columns."""
     from rich.console import Console  # noqa: PLC0415  # only when it is needed
 
     found = Console(highlight=False, emoji=False, markup=False)

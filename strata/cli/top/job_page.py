@@ -17,7 +17,7 @@ from strata.observe.words import age, counted, figure, percent, size, span
 
 PHASES: Final = {"running": GOOD, "failed": BAD, "stopping": WARN, "paused": WARN, "waiting": WARN}
 MIN_RANKS: Final = 5
-"""Lines of the table of ranks that remain visible, if the terminal has that many."""
+"""How many lines of the table of ranks remain visible, if the terminal has that many lines."""
 FILLS: Final = "█▓▒░▚·"
 COLOURS: Final = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
@@ -57,7 +57,7 @@ def title(seen: Seen) -> tuple[Part, ...]:
 def table(
     seen: Seen, order: Order, *, width: int, first: int, most: int | None, cursor: int | None
 ) -> list[Text]:
-    """Return the table of ranks from place `first` on; the rank at place `cursor` is highlighted."""
+    """Return the table of ranks from position `first` on; the rank at position `cursor` is highlighted."""
     if "ranks" in seen.not_shown:
         return [line(width, ("the ranks are not shown: see above", DIM))]
     if seen.ranks is None or not seen.ranks["size"]:
@@ -92,7 +92,7 @@ def _findings(job: Resource, width: int, *, most: int) -> list[Text]:
 
 
 def _not_shown(seen: Seen, width: int) -> list[Text]:
-    """Return the parts of the page that are too large for an answer; the dashboard shows those."""
+    """Return the names of the parts that are too large for an answer; the dashboard shows those parts."""
     lines: list[Text] = []
     for name, why in seen.not_shown.items():
         text = f"{name}: {why}; see the dashboard"
@@ -156,7 +156,7 @@ def _spark(series: Resource, name: str, space: int) -> str:
 
 
 def _reported(values: Mapping[str, Any], series: Resource, width: int, *, rows: bool) -> list[Text]:
-    """Return the values that the program reports, loss first, one a line with a sparkline if `rows`."""
+    """Return the values that the program reports, loss first; with `rows`, a line with a sparkline for each value."""
     names = sorted(values, key=lambda name: ("loss" not in name, name))
     if not names:
         return []
@@ -219,8 +219,8 @@ def _goodput(job: Resource, width: int, *, rows: bool) -> list[Text]:
 def _ledger(causes: list[tuple[str, float]], width: int | None) -> tuple[list[tuple[str, float]], list[str]]:
     """Return the causes, the useful one first, and their shares of 100.0.
 
-    The last cause sums up the others if there are too many: more than there are colours, or than fit into a line
-    of `width`, if that is given.
+    If there are more causes than colours, or more than fit into a line of `width` (if given), the last entry is the
+    sum of the remaining causes.
     """
     most = len(FILLS)
     while True:
@@ -252,7 +252,7 @@ def _barriers(found: Resource | None, width: int, *, most: int) -> list[Text]:
 
 
 def _saves(found: Resource | None, width: int, *, most: int, now_ms: int) -> list[Text]:
-    """Return the latest checkpoint, the open saves, and the newest others up to `most` lines."""
+    """Return the latest checkpoint, the open saves, and the newest other checkpoints, up to `most` lines."""
     every: Sequence[Resource] = found["checkpoints"] if found is not None else ()
     if not every:
         return [labelled(width, "saved", ("nothing yet", DIM))]

@@ -36,14 +36,14 @@ def title(seen: Seen) -> tuple[Part, ...]:
 
 
 def sections(seen: Seen, *, width: int, height: int | None) -> list[Text]:
-    """Return the cluster's alarms, which an operator should act on."""
+    """Return the cluster's alarms, which need an operator's action."""
     alarms = seen.cluster["alarms"] if seen.cluster is not None else ()
     most = 3 if height is not None and height < 30 else 8
     return [each for alarm in alarms for each in wrapped(width, alarm, first="! ", most=2, style=BAD)][:most]
 
 
 def table(seen: Seen, *, width: int, first: int, most: int | None, cursor: int | None) -> list[Text]:
-    """Return the jobs from place `first` on; the job at place `cursor` is highlighted."""
+    """Return the jobs from position `first` on; the job at position `cursor` is highlighted."""
     if not seen.jobs:
         return [line(width, ("no job yet: start one with strata run -- python train.py", DIM))]
     columns = fitted(_columns(seen.jobs), width)

@@ -16,7 +16,7 @@ LABEL = 10
 
 
 def line(width: int, *parts: Part, style: str = "") -> Text:
-    """Return the parts as a line of at most `width`; a line that was cut ends with an ellipsis."""
+    """Return the parts as a line of at most `width`; a cut line ends with an ellipsis."""
     text = Text(style=style, no_wrap=True)
     for part in parts:
         words, own = (part, "") if isinstance(part, str) else part
@@ -31,7 +31,7 @@ def labelled(width: int, label: str, *parts: Part) -> Text:
 
 
 def spread(width: int, left: tuple[Part, ...], right: tuple[Part, ...], *, style: str = "") -> Text:
-    """Return a line with parts at both ends. The right ones are never cut."""
+    """Return a line with parts at its left and right ends. The parts on the right are never cut."""
     end = line(width, *right)
     begin = line(width - end.cell_len - 1, *left)
     begin.append(" " * (width - begin.cell_len - end.cell_len))

@@ -15,7 +15,7 @@ from strata.observe.words import age, figure
 Resource = Mapping[str, Any]
 
 WORST_HIGH: Final = frozenset({"HEARD", "COMPUTE", "STUCK"})
-"""Columns that are sorted downward by default, so that conspicuous ranks are on top."""
+"""Columns that are sorted in descending order by default, so that conspicuous ranks are on top."""
 QUIET_MS: Final = 30_000
 SLOW, VERY_SLOW = 0.8, 0.5
 
@@ -49,7 +49,7 @@ def ordered(ranks: Resource, order: Order) -> list[int]:
 def table(
     ranks: Resource, order: Order, *, width: int, first: int, most: int | None, cursor: int | None
 ) -> list[Text]:
-    """Return the heading and at most `most` ranks from place `first` on; the rank at `cursor` is highlighted."""
+    """Return the heading and at most `most` ranks from position `first` on; the rank at `cursor` is highlighted."""
     columns = fitted(_columns(ranks), width)
     rows = ordered(ranks, order)[first:]
     return [
@@ -77,7 +77,7 @@ def _worker(ranks: Resource, rank: int) -> Resource | None:
 
 
 def _values(ranks: Resource) -> dict[str, Callable[[int], Any]]:
-    """Return a function for each column, which returns a rank's value; None if it is not known."""
+    """Return a function for each column; it returns a rank's value, or None if the value is not known."""
 
     def of_worker(field: str) -> Callable[[int], Any]:
         def value(rank: int) -> Any:

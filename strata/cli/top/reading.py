@@ -1,4 +1,4 @@
-"""Reads a page's resources once a second in a thread of its own, so that keys never wait for a coordinator."""
+"""Reads a page's resources once a second in a separate thread, so that keys never wait for a coordinator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from strata.errors import PermissionDenied, QuotaExceeded, StrataError
 
 EVERY_S: Final = 1.0
 RARELY: Final = 5
-"""Resources that change slowly are read every `RARELY` times."""
+"""Resources that change slowly are read at every `RARELY`-th reading only."""
 MOST_JOBS: Final = 200
 AGAIN_MS: Final = 5000
-"""How much of the history is read again, because its newest values still change."""
+"""How much history is read again at each reading, because its newest values still change."""
 
 Read = Callable[[str], Any]
 
@@ -42,7 +42,7 @@ def look(
     rank: int | None = None,
     all_of_it: bool = True,
 ) -> Seen:
-    """Return the current content of the page of `job`, of one `rank` of it, or of the list of jobs."""
+    """Return the current content of a page: that of `job`, of the job's `rank`, or the list of jobs."""
     same = before if before is not None and before.job == job else None
     at_s = time.monotonic()
     if job is None:
@@ -58,9 +58,11 @@ def look(
     detail = read(root)
 
     def part(name: str, path: str = "") -> Any:
-        """Return a part of the page; None if it is too large for an answer, which does not affect other parts."""
+        """Return a part of the page; None if it is too large for an answer. The other parts are not affected."""
         if same is not None and name in same.not_shown and not rarely:
-            not_shown[name] = same.not_shown[name]  # requested again, but not every second
+            not_shown[name] = same.not_shown[
+                name
+            ]  # a part that was too large is requested again, but not every second
             return None
         try:
             return read(path or f"{root}/{name}")
@@ -113,7 +115,7 @@ def _allowed(read: Read, path: str) -> Any:
 
 
 def _history_since(same: Seen | None) -> int:
-    """Return the time from which to request history: a whole history of many series is too large for an answer."""
+    """Return the time from which to request history, because all history of many series is too large for an answer."""
     known = same.history if same is not None else None
     if known is None or not known["series"]:
         return int(1000 * (time.time() - FIRST_S))
@@ -129,7 +131,7 @@ def _with_history(same: Seen | None, news: Any) -> Any:
 
 
 class Reader:
-    """Reads once a second the page that `show` named last; calls `on_news` from its thread after each read."""
+    """Reads the page that `show` named last, once a second; after each read its thread calls `on_news`."""
 
     def __init__(self, client: Client, first: Seen, *, on_news: Callable[[], None]) -> None:
         self._client = client
@@ -144,13 +146,13 @@ class Reader:
         self._thread.start()
 
     def end(self) -> None:
-        """Read no more. The call does not wait for a read in progress."""
+        """Stop reading, without waiting for a read in progress."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def show(self, job: str | None, rank: int | None = None) -> None:
-        """Read another page from now on, beginning at once."""
+        """Read another page from now on, the first time immediately."""
         with self._changed:
             self._requested = (job, rank)
             self._changed.notify_all()

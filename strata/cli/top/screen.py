@@ -1,4 +1,4 @@
-"""The content of the screen, and the effect of keys on it. Both are pure; `terminal` does the I/O."""
+"""The content of the screen, and the effect of keys on it, as pure functions; `terminal` does the I/O."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class View:
 
     job: str | None = None
     cursor: int = 0
-    """The cursor's place in the list of jobs."""
+    """The cursor's row in the list of jobs."""
     on: int | None = None
-    """The rank under the cursor, whatever its place; None: the rank in the first place."""
+    """The rank under the cursor, which the cursor follows; None: the rank in the first row, whichever it is."""
     rank: int | None = None
     """The rank whose page is open."""
     scroll: int = 0
@@ -114,12 +114,12 @@ def _moved(view: View, key: str, seen: Seen, room: int) -> View:
     if seen.ranks is None or by == 0:
         return view
     place = _within(_place(view, seen) + by, _size(seen) - 1)
-    # At the top the cursor stays on the first place, not on a rank, because conspicuous ranks move there.
+    # In the first row the cursor follows no rank, because conspicuous ranks move to the first row.
     return replace(view, on=ordered(seen.ranks, view.order)[place] if place else None)
 
 
 def _place(view: View, seen: Seen) -> int:
-    """Return the cursor's place in the table."""
+    """Return the cursor's row in the table."""
     if view.on is None or not _size(seen):
         return 0
     assert seen.ranks is not None
@@ -136,16 +136,16 @@ def _within(value: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A screen with exactly as many lines as its height; `room` is the number of rows of the table on it."""
+    """A screen with exactly as many lines as its height; `room` is the number of visible rows of the table."""
 
     lines: list[Text]
     room: int
     view: View
-    """The view that is shown: its scroll position is limited to the lines there are."""
+    """The view that is shown, with the scroll position limited to the existing lines."""
 
 
 def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> Frame:
-    """Return the screen. `now_s` is by the reader's clock, `now_ms` since 1970."""
+    """Return the screen. `now_s` is the time on the reader's clock, `now_ms` since 1970."""
     width, height = size.width, size.height
     fresh = seen.job == view.job
     shown = seen if fresh else Seen(at_s=seen.at_s, job=view.job)
@@ -174,7 +174,7 @@ def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> F
 
 
 def snapshot(seen: Seen, width: int, *, now_ms: int) -> list[Text]:
-    """Return the whole content, however many lines it takes."""
+    """Return the whole content, not limited to the terminal's height."""
     if seen.job is None:
         return [
             line(width, *jobs_page.title(seen)),
@@ -214,7 +214,7 @@ def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[
 
 
 def _rank(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], View]:
-    """Return the lines of a rank's page, and from which on they are shown: the last ones fill it."""
+    """Return the lines of a rank's page, and the first visible line, limited so that the last lines fill the screen."""
     if seen.rank != view.rank or seen.one is None:
         return [line(width, ("asking …", DIM))], replace(view, scroll=0)
     lines = rank_page.lines(seen.one, width)

@@ -10,15 +10,15 @@ Resource = Mapping[str, Any]
 """A resource of the HTTP API, parsed by `json.loads`, with the fields of `strata.dashboard.api.model`."""
 
 KEPT: Final = 600
-"""How many values of a series are kept: ten minutes of one a second."""
+"""How many values of a series are kept: one a second for ten minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The newest content of a page. A part that could not be read keeps its earlier content."""
+    """The newest content of a page. If a part cannot be read, its earlier content stays."""
 
     at_s: float
-    """When the page was last read, by the reader's clock."""
+    """When the page was last read, on the reader's clock."""
     job: str | None = None
     """The job of the page; None: all jobs."""
     rank: int | None = None
@@ -57,7 +57,7 @@ class Seen:
 
 
 def merged(old: Resource | None, new: Resource) -> Resource:
-    """Return the old history with the values of `new` in its place; the last `KEPT` values."""
+    """Return the last `KEPT` values of the old history, in which `new` replaces all values since its first time."""
     interval = new["interval_ms"]
     if old is None or not old["series"] or old["interval_ms"] != interval or not new["series"]:
         return new if new["series"] or old is None else old

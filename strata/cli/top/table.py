@@ -20,13 +20,13 @@ class Column:
 
     name: str
     width: int
-    """The width of its widest cell, or of its title if that is wider."""
+    """The width of the widest cell or of the title, whichever is wider."""
     cell: Callable[[int], Styled]
     least: int = 0
-    """The least width it may shrink to; 0: it does not shrink."""
+    """The smallest width to which the column may shrink; 0: the column does not shrink."""
     left: bool = False
     goes: int = 0
-    """If not all columns fit, the one with the highest number is dropped first; 0 is never dropped."""
+    """If not all columns fit, the column with the highest number is dropped first; 0: never dropped."""
 
 
 def fitted(columns: Sequence[Column], width: int) -> list[Column]:
@@ -46,7 +46,7 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def heading(columns: Sequence[Column], width: int, *, sorted_by: str = "", down: bool = False) -> Text:
-    """Return the titles; the title of the column that the rows are sorted by has an arrow."""
+    """Return the titles, with an arrow at the column by which the rows are sorted."""
     parts: list[str | Styled] = []
     for column in columns:
         mark = ("▼" if down else "▲") if column.name == sorted_by else ""
@@ -56,7 +56,7 @@ def heading(columns: Sequence[Column], width: int, *, sorted_by: str = "", down:
 
 
 def row(columns: Sequence[Column], number: int, width: int, *, style: str = "", fill: bool = False) -> Text:
-    """Return a row; with `fill` it is padded to the terminal's width, for a highlighted row."""
+    """Return a row; `fill` pads it to the terminal's width, for highlighting."""
     parts: list[str | Styled] = []
     for column in columns:
         words, own = column.cell(number)

@@ -1,7 +1,7 @@
 """The terminal in full-screen mode: keys as they are pressed, and restored settings at the end.
 
-Signal handlers only record a signal; the loop that waits for keys acts on it. So every end of the program but SIGKILL
-goes through `Terminal.__exit__`, which restores the terminal.
+Signal handlers only record a signal; the loop that waits for keys acts on the signal. So `Terminal.__exit__` restores
+the terminal however the program ends, except by SIGKILL.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEYS: Final = {
     b"\x1b[4~": "end",
 }
 ESCAPE_S: Final = 0.05
-"""How long the rest of a key's escape sequence may take after its ESC, over a slow line."""
+"""How long the rest of a key's escape sequence may take after ESC, over a slow connection."""
 
 
 class Ended(Exception):
@@ -158,9 +158,7 @@ class Terminal:
             signal.signal(signal.SIGTSTP, before)
             self._signals.discard(signal.SIGCONT)
             self._take()
-        elif (
-            signal.SIGCONT in noted
-        ):  # SIGSTOP stopped the program, and the shell changed the terminal's settings
+        elif signal.SIGCONT in noted:  # after a SIGSTOP the shell has changed the terminal's settings
             self._give()
             self._take()
 

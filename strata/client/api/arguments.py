@@ -32,7 +32,7 @@ _UNPRINTED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 def integer(what: str, value: object, *, below: int, hint: str = "pass a whole number") -> int:
     """Return `value`, possibly one of NumPy's integers, as a plain integer from 0 to `below` - 1."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what has no __index__ is the TypeError
+        number = operator.index(value)  # type: ignore[arg-type]  # a value without __index__ raises the TypeError
     except TypeError:
         raise InvalidArgument(f"{what} is {_shown(value)}, not a number from 0 on", hint=hint) from None
     if isinstance(value, bool) or not 0 <= number < below:
@@ -76,7 +76,7 @@ def metadata(value: object) -> dict[str, str]:
 
 
 def barrier_name(value: object) -> str:
-    """Return the name of a barrier if it is a line of text; the coordinator checks its form."""
+    """Return the name of a barrier if it is a line of text; the coordinator validates the name's form."""
     if not isinstance(value, str) or not value.isprintable():
         raise InvalidArgument(f"a barrier's name is {_shown(value)}, not a line of text", hint='"ready", say')
     return value
@@ -94,7 +94,7 @@ def payload(value: object) -> bytes:
 
 
 def ranks(value: object, world_size: int) -> tuple[int, ...]:
-    """Return ranks of a world, each once and in order; empty for None."""
+    """Return ranks of a world, sorted and without duplicates; empty for None."""
     if value is None:
         return ()
     hint = f"pass a list of ranks from 0 to {world_size - 1}, such as [0, 1]"

@@ -66,7 +66,7 @@ ACTIONS: Final = {
 }
 
 REGISTER_S: Final = 30.0
-"""Seconds a registration may take: under a name that another process holds, it waits until that process is
+"""Seconds a registration may take: if another process has the name, the registration waits until that process is
 known to be dead or alive.
 """
 
@@ -77,10 +77,10 @@ class CoordinatorClient:
     Answers are the messages of `strata.v1`. Every call tries one endpoint after the other until `timeout_s`,
     then raises `Unavailable`. All calls are idempotent. Nothing is connected before the first call.
 
-    It can also act as a simple member: `register` (or the first `heartbeat`) makes a worker a member, and
-    `heartbeat` keeps the member alive. Trainers use `strata.connect()` instead, where an open session stream is
-    the heartbeat. All heartbeats of one client carry the same random boot id. So a second client with the same
-    worker id counts as another process, and is refused while the first one lives.
+    The client can also act as a simple member: `register` (or the first `heartbeat`) makes a worker a member, and
+    `heartbeat` keeps the member alive. Trainers use `strata.connect()` instead, whose open session stream is the
+    heartbeat. All heartbeats of one client carry the same random boot id. So a second client with the same
+    worker id counts as another process, and is refused while the first client lives.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class CoordinatorClient:
     ) -> Self:
         """Return a client of the coordinators at `endpoints`: "a:50051,b:50051,c:50051".
 
-        Without `endpoints`, STRATA_ENDPOINTS or `endpoints` in strata.toml names them. The job then comes from
-        STRATA_JOB or `job` in strata.toml, and is "default" otherwise. Without `credentials`, those of the
-        environment and strata.toml apply. Raise `ConfigError` if no coordinator is named.
+        Default `endpoints`: STRATA_ENDPOINTS, else `endpoints` in strata.toml. Default `job`: STRATA_JOB, else `job` in
+        strata.toml, else "default". Without `credentials`, the environment and strata.toml provide them. Raise
+        `ConfigError` if no coordinator is named.
         """
         if endpoints is None:
             found = LibraryConfig.load(env=os.environ)
@@ -137,7 +137,7 @@ class CoordinatorClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Workers registered here stay members until their missing heartbeats are noticed."""
+        """Close the connection. Workers registered here stay members until they are removed for missing heartbeats."""
         if not self._loop.is_inherited:
             self._loop.call(self._unary.close())
 
@@ -148,13 +148,13 @@ class CoordinatorClient:
         return self._loop.call(self._unary.call(request, timeout_s=within_s, attempt_s=attempt_s))
 
     def call_whole(self, request: Message) -> Any:
-        """Return the response to a request for a list, with all of its pages."""
+        """Return the response to a list request, with all pages of the list."""
         return whole(self.call, request)
 
     def call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
         """Repeat the request until `accept` is true for the answer; after the client's timeout return the last answer.
 
-        For a list, the answer has all of its pages.
+        The answer to a list request has all pages of the list.
         """
         send = self.call_whole if "page_token" in request.DESCRIPTOR.fields_by_name else self.call
         deadline = time.monotonic() + self.timeout_s
@@ -174,7 +174,7 @@ class CoordinatorClient:
     def resource(self, path: str) -> Any:
         """Return a resource of the HTTP API, parsed by `json.loads`: `resource("/jobs/gpt/ranks")`.
 
-        Raise `NotFound` if there is none at `path`, `QuotaExceeded` if it does not fit into an answer.
+        Raise `NotFound` if there is no resource at `path`, `QuotaExceeded` if it does not fit into an answer.
         """
         return json.loads(self.call(GetResourceRequest(path=path)).json)
 
@@ -201,7 +201,7 @@ class CoordinatorClient:
         return list(self.call_whole(ListDatasetsRequest(job=self.job)).datasets)
 
     def barriers(self) -> ListBarriersResponse:
-        """Return the job's open barriers, and the last ones that ended."""
+        """Return the job's open barriers, and those that ended most recently."""
         answer: ListBarriersResponse = self.call_whole(ListBarriersRequest(job=self.job))
         return answer
 
@@ -223,7 +223,7 @@ class CoordinatorClient:
     # -- operating a job
 
     def generations(self, *, limit: int = 0) -> list[Generation]:
-        """Return the job's generations with their reasons, the newest first; `limit` 0: all that are kept."""
+        """Return the job's generations with their reasons, the newest first; `limit` 0: all that are stored."""
         limit = arguments.integer("limit", limit, below=2**31)
         answer = self.call_whole(ListGenerationsRequest(job=self.job, limit=limit))
         return list(answer.generations)
@@ -246,8 +246,8 @@ class CoordinatorClient:
     ) -> StopNotice | None:
         """Request all ranks to agree on a step, save it and stop: "preempt", "pause" or "drain".
 
-        With "drain", the members `worker_ids` leave. `now` stops without a save. Return the notice in force,
-        which may be an earlier one. Return None if there was no rank to stop, or if the job was paused at once.
+        With "drain", the members `worker_ids` leave. `now` stops without a save. Return the notice in force, possibly
+        of an earlier request. Return None if there was no rank to stop, or if the job was paused immediately.
         """
         if action not in ACTIONS:
             raise InvalidArgument(
@@ -284,11 +284,11 @@ class CoordinatorClient:
         devices: Iterable[str] = (),
         spec: JobSpec | None = None,
     ) -> RegisterResponse:
-        """Make `worker_id` a member of the job, which is created with `spec` if it is new.
+        """Make `worker_id` a member of the job; if the job is new, create it with `spec`.
 
-        The answer holds the incarnation, the current world, and `detect_s`, the seconds within which the next
-        heartbeat is due. Registering again is no error. Raise `Conflict` if another process lives under this
-        name, `StaleIncarnation` if another one has replaced this client's.
+        The answer has the incarnation, the current world, and `detect_s`, the seconds within which the next
+        heartbeat is due. Registering again is no error. Raise `Conflict` if another live process has this name,
+        `StaleIncarnation` if another process has replaced this client's member.
         """
         worker_id = checked_id("worker", worker_id)
         slots = arguments.integer("slots", slots, below=2**31, hint="the number of ranks it runs")
@@ -323,10 +323,10 @@ class CoordinatorClient:
     def heartbeat(self, *, worker_id: str) -> World:
         """Report that `worker_id` is alive, and return the current world.
 
-        The first heartbeat of a worker that this client has not registered registers it, with one slot. If that
-        creates the job, the job accepts every worker. A worker that was removed because its heartbeats were
-        missing, and was not replaced, is registered anew: it gets a new incarnation, and counts as a new member
-        in the next world.
+        The first heartbeat of a worker that this client has not registered registers it, with one slot. If this
+        registration creates the job, the job accepts every worker. A worker that was removed for missing heartbeats,
+        and was not replaced, is registered again: it gets a new incarnation, and counts as a new member in the next
+        world.
         """
         worker_id = checked_id("worker", worker_id)
         known = self._registered.get(worker_id)

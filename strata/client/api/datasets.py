@@ -23,7 +23,7 @@ from strata.v1.members_pb2 import Member
 
 _FORMATTER: Final = string.Formatter()
 _PADDING: Final = re.compile(r"(0?[1-9][0-9]?)?[dxX]?")
-"""At most 99 wide, decimal or hexadecimal."""
+"""The allowed format specs of a shard number: at most 99 characters wide, decimal or hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetAssignment:
-    """The owner of each shard, as of `assign_epoch`, the assignment's version, which grows with every change.
+    """The owner of each shard. `assign_epoch` is the assignment's version, which grows with every change.
 
-    `owners` holds every worker of the assignment, also those without a shard. It follows from `workers`, the
-    number of shards and the published `ring`, so every process can compute it.
+    `owners` has every worker of the assignment, also workers without a shard. Every process can compute `owners`
+    from `workers`, the number of shards and the published `ring`.
     """
 
     dataset: str
@@ -55,7 +55,7 @@ class DatasetAssignment:
 class DatasetRegistry:
     """A blocking client of a job's datasets, for any thread.
 
-    Takes the endpoints and the job of `CoordinatorClient.connect`, and raises the errors of its calls.
+    It takes the same `endpoints` and `job` as `CoordinatorClient.connect`; its calls raise the same errors.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class DatasetRegistry:
     def assignment(self, dataset: str | None = None) -> DatasetAssignment:
         """Return the owner of each shard; `dataset` may be omitted if the job has only one.
 
-        Wait, up to `timeout_s`, for the first assignment: there is none before the job has a world. Raise
-        `NotFound` if none came, or if there is no such dataset.
+        Wait, up to `timeout_s`, for the first assignment, which is made once the job has a world. Raise `NotFound`
+        if it was not made in time, or if there is no such dataset.
         """
         answer = self._fetch(dataset, worker_id="")
         owned = {worker: tuple(sorted(shards.index)) for worker, shards in answer.owners.items()}
@@ -123,9 +123,9 @@ class DatasetRegistry:
     def get_assigned_shards(self, *, worker_id: str, dataset: str | None = None) -> list[Shard]:
         """Return the shards of one worker in the order of their numbers.
 
-        `worker_id` names a member of the job, not a rank. Wait, up to `timeout_s`, until the worker takes part
-        in the assignment; otherwise raise `NotFound`. So a worker that asks too early never gets an empty list.
-        If no dataset, or no such worker, is registered, the error's hint has the missing calls to copy.
+        `worker_id` names a member of the job, not a rank. Wait, up to `timeout_s`, until the worker is in the
+        assignment; otherwise raise `NotFound`. So a worker that calls too early never gets an empty list. If the
+        dataset or the worker is not registered, the error's hint shows the missing calls.
         """
         answer = self._fetch(dataset, worker_id=worker_id)
         return [
@@ -168,7 +168,7 @@ class DatasetRegistry:
             names, members = self.datasets(), self._client.members()
         except NotFound:  # there is no such job
             pass
-        except Unavailable:  # keep the error raised so far
+        except Unavailable:  # the caller raises its first error
             return
         missing, calls = [], []
         if not names:
@@ -198,10 +198,10 @@ class DatasetRegistry:
 
 
 def _file(uri: str, shard: int) -> str:
-    """Return the name of a shard's file; `ConfigError` if `uri` is no valid format of one.
+    """Return the name of a shard's file; `ConfigError` if `uri` is not a valid format.
 
     The number may be padded; no other formatting is allowed. The format comes from the process that registered
-    the dataset, and `{shard:1000000000}` would be a gigabyte.
+    the dataset, and `{shard:1000000000}` would make a string of a gigabyte.
     """
     try:
         for _text, name, spec, conversion in _FORMATTER.parse(uri):

@@ -32,10 +32,10 @@ OnChange = Callable[[DatasetAssignment], object]
 
 
 class ShardManager:
-    """A blocking client for any thread, like `DatasetRegistry`, whose errors it raises.
+    """A blocking client for any thread; its calls raise the same errors as `DatasetRegistry`.
 
-    The coordinators assign shards, not this client: to the members of the job's world, and again whenever these
-    change. A member's shards move only when it leaves, or when a new member takes a share.
+    The coordinators, not this client, assign the shards to the members of the job's world, and assign them again
+    whenever the members change. A member's shards move only when it leaves, or when a new member takes a share.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class ShardManager:
     def assign(self, dataset: str | None = None) -> DatasetAssignment:
         """Return the owner of each shard, once they are assigned; `dataset` may be omitted if the job has only one.
 
-        Wait for it up to `timeout_s`, then raise `NotFound`.
+        Wait for the assignment up to `timeout_s`, then raise `NotFound`.
         """
         return self._registry.assignment(dataset)
 
     def reassign(self, dataset: str | None = None) -> DatasetAssignment:
-        """Return the owner of each shard among the members of the job's present world.
+        """Return the owner of each shard among the members of the job's current world.
 
-        For use after a member came, left or died: wait, up to `timeout_s`, until the world is formed and the
-        shards are assigned to exactly its members. Then raise `Unavailable`.
+        For use after a member joined, left or died: wait until the world is formed and the shards are assigned to
+        exactly its members. Raise `Unavailable` after `timeout_s`.
         """
         deadline = time.monotonic() + self._client.timeout_s
         while True:
@@ -104,11 +104,11 @@ class ShardManager:
             time.sleep(POLL_S)
 
     def listen(self, on_change: OnChange, dataset: str | None = None) -> Callable[[], None]:
-        """Call `on_change` with each assignment as it is now, then with every later one, in order.
+        """Call `on_change` with each current assignment, then with every later one, in order.
 
-        Without `dataset`, follow all the job's datasets. `on_change` is called in a thread of its own and may
-        take its time; its errors are logged. No assignment is skipped while coordinators come and go. Return
-        the function that stops the listener.
+        Without `dataset`, follow all the job's datasets. `on_change` is called in a separate thread and may be
+        slow; its errors are logged. No assignment is skipped, even if the listener reconnects to another replica.
+        Return a function that stops the listener.
         """
         listener = _Listener(self._client, on_change, dataset)
         self._listeners.add(listener)
@@ -120,7 +120,7 @@ class ShardManager:
 
 
 class _Listener:
-    """Follows a job's assignments in the background loop, and delivers them in a thread of its own."""
+    """Follows a job's assignments in the background loop, and delivers them in a separate thread."""
 
     def __init__(self, client: CoordinatorClient, on_change: OnChange, dataset: str | None) -> None:
         self._client = client
@@ -188,5 +188,5 @@ class _Listener:
             try:
                 self._on_change(news)
             except Exception:
-                # the caller's own error; the next change is delivered all the same
+                # an error of the caller's function; the next change is still delivered
                 log.exception("a listener of dataset %s raised", news.dataset)

@@ -1,4 +1,4 @@
-"""A watch through a replica that survives its loss: ordered, without gaps, whichever replica serves it."""
+"""A watch served by a replica, ordered and without gaps; if the replica is lost, another one continues it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ async def watch(
     timeout_s: float,
     credentials: Credentials | None = None,
 ) -> AsyncGenerator[WatchResponse, None]:
-    """Yield the keys of a job below `prefix`: first all that are there (`resync`), then each change.
+    """Yield the keys of a job below `prefix`: first all existing keys (`resync`), then each change.
 
-    If a replica is lost, the watch goes on at another one after the last revision that was yielded. Raise
-    `Unavailable` if none serves it for `timeout_s`. An error that a retry cannot change is raised at once. A
-    watch that was served once tolerates refusals: it ends after one more refusal in a row than there are
-    endpoints. A credential may have been renewed since the watch began, and an endpoint that is down may serve
-    it later.
+    If a replica is lost, the watch goes on at another replica after the last revision that was yielded. Raise
+    `Unavailable` if no replica serves it for `timeout_s`. An error that a retry cannot change is raised
+    immediately, except refused credentials once the watch was served: they may have been renewed since it began,
+    and an endpoint that is down may accept them later. So these errors are raised only after more refusals in a
+    row than there are endpoints.
     """
     clock = asyncio.get_running_loop().time
     route, token = Route(endpoints, rng), Token()
@@ -56,7 +56,7 @@ async def watch(
             if not error.retryable and (not token.uid or is_final(error, welcomed=True)):
                 raise
             refusals = refusals + 1 if isinstance(error, Unauthenticated | ConfigError) else 0
-            if refusals > route.count:  # the first refusal may be for a credential that was renewed since
+            if refusals > route.count:  # one more: the first may be of a credential renewed since
                 raise
             last_error = error.message
     raise Unavailable(

@@ -1,8 +1,8 @@
 """The coordinators' catalog, accessed by one rank over its session.
 
-Every request is idempotent, and is repeated for up to `save_wait_s`: without any coordinator, a due save waits
-that long and then fails. Records pushed by the session are taken as news. Because a push may be lost with a
-connection, a waiting caller also requests the record every few seconds.
+Every request is idempotent, and is repeated for up to `save_wait_s`: while no coordinator answers, a due save waits
+that long and then fails. The catalog also takes the records that the session pushes. Because a push may be lost with
+a connection, a waiting caller also requests the record every few seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ASK_AGAIN_S: Final = 2.0
 LOOK_S: Final = 0.25
 """Seconds between two checks of a waiting save for its cancellation."""
 MOST_SEEN: Final = 64
-"""The number of slots whose newest state is remembered, many more than are saved at a time."""
+"""The number of slots (a step in a generation) whose newest record is cached: many more than are saved at a time."""
 ABORT_S: Final = 10.0
 REPORT_S: Final = 10.0
 
@@ -75,7 +75,7 @@ class CoordinatedCatalog:
         self._new_id = new_id
         self._save_wait_s = save_wait_s
         self.stands: Callable[[], bool] = lambda: False
-        """Whether this rank outlasts an outage of any length: its waits for coordinators then have no time limit."""
+        """Returns whether this rank waits for coordinators without a time limit, to outlast an outage of any length."""
         self._ask_again_s = ask_again_s
         self._news = Condition()
         self._seen: dict[tuple[int, int], Checkpoint] = {}
@@ -103,11 +103,11 @@ class CoordinatedCatalog:
         return self._port.generation
 
     def observe(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
-        """Call `callback` with the session's checkpoint records, in its thread; return the function that removes it."""
+        """Call `callback` with each pushed record, in the session's thread; return a function that removes it."""
         return self._port.observe_checkpoints(callback)
 
     def look_up(self, checkpoint: CheckpointMetadata) -> Checkpoint:
-        """Return the present record of a checkpoint; raise `StaleGeneration` once this generation is over."""
+        """Return the current record of a checkpoint; raise `StaleGeneration` once this generation is over."""
         message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
         with _begun(checkpoint):
             found: Checkpoint = self.ask(message, wait_s=self._ask_again_s).checkpoint
@@ -115,8 +115,8 @@ class CoordinatedCatalog:
         return found
 
     def folder(self, checkpoint: CheckpointMetadata) -> str:
-        """Return a checkpoint's folder. A fork's bytes lie in the folder of the job it comes from, as its path
-        shows.
+        """Return a checkpoint's folder. A fork (a checkpoint taken over from another job) keeps its bytes in that
+        job's folder, as its path shows.
         """
         root = f"{self._root_uri.rstrip('/')}/"
         if checkpoint.path.startswith(root):
@@ -127,7 +127,7 @@ class CoordinatedCatalog:
     # -- saving
 
     def meet(self, timeout_s: float) -> None:
-        """Return once every rank is here; `BarrierTimeout` names those missing `timeout_s` after the first arrival."""
+        """Return once every rank has arrived; `BarrierTimeout` names those missing `timeout_s` after the first."""
         self._port.barrier(SYNC_BARRIER, timeout_s=timeout_s)
 
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
@@ -219,9 +219,9 @@ class CoordinatedCatalog:
                     self.look_up(checkpoint)
 
     def look(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-        """Return the record of an attempt in progress: the coordinators' one, or else the last known one.
+        """Return the record of an attempt in progress, from the coordinators or, if none answers, the last known one.
 
-        Raise `CheckpointAborted` if the attempt was given up or replaced.
+        Raise `CheckpointAborted` if the attempt was aborted or replaced.
         """
         current = checkpoint
         with contextlib.suppress(Unavailable):
@@ -243,7 +243,7 @@ class CoordinatedCatalog:
         return metadata_of(answer.checkpoint)
 
     def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
-        """Return the newest good checkpoint that counts less than this one and is not superseded, or None."""
+        """Return the newest good checkpoint that is older than this one and not superseded, or None."""
         request = GetCheckpointRequest(
             job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, before=True
         )
@@ -288,7 +288,7 @@ class CoordinatedCatalog:
     # -- copies
 
     def report_copy(self, *, phase: SavePhase | None = None, **copy: Any) -> None:
-        """Report the progress of a copy in another storage, and its times; the fields are those of `ReportCopyRequest`.
+        """Report the progress and times of a copy in another storage; `copy` has the fields of `ReportCopyRequest`.
 
         Raise `Refused` or `CheckpointNotFound` if the copy is not needed any more, `Unavailable` if no
         coordinator answers.
@@ -309,10 +309,10 @@ class CoordinatedCatalog:
         )
 
     def ask(self, request: Message, *, wait_s: float | None = None) -> Any:
-        """Return the response to any request of this job, repeating it while no coordinator can answer.
+        """Return the response to any request of this job, repeating the request while no coordinator can answer.
 
-        Raise `Unavailable` if there is none within `wait_s`. Without `wait_s` the limit is that of a save, and
-        there is none while this rank `stands`.
+        Raise `Unavailable` if no response came within `wait_s`. Without `wait_s` the limit is `save_wait_s`, or no
+        limit while `stands()` is true.
         """
         deadline = time.monotonic() + (self._save_wait_s if wait_s is None else wait_s)
         while True:
@@ -333,8 +333,8 @@ class CoordinatedCatalog:
     def _learn(self, news: Checkpoint) -> CheckpointMetadata:
         """Take a pushed or requested record unless a newer one is known; return the newest known one.
 
-        An ack does not change the record's revision, so of two states with one revision the one received later
-        counts. If that one lacks an ack, the waiting caller requests the record again.
+        An ack does not change the record's revision, so of two records with the same revision the later received one
+        counts. If that record lacks an ack, the waiting caller requests the record again.
         """
         slot = news.step, news.generation
         with self._news:
@@ -349,7 +349,7 @@ class CoordinatedCatalog:
 
 @contextlib.contextmanager
 def _begun(checkpoint: CheckpointMetadata) -> Iterator[None]:
-    """Raise `CheckpointAborted` for an attempt that was begun and no longer exists."""
+    """Turn `CheckpointNotFound` into `CheckpointAborted`: the attempt was begun, and no longer exists."""
     try:
         yield
     except CheckpointNotFound:

@@ -30,30 +30,30 @@ _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints
 class CheckpointManagerConfig:
     """The settings of a `CheckpointManager`.
 
-    Retention: `keep_count` is the number of newest committed checkpoints that stay (0: all; None: the job's
-    present rules, at first all). Three settings keep more. `keep_every_steps`: the first checkpoint from each
-    of its multiples on. `keep_best`: that many best ones, by the number under `best_metric` in their metadata
-    (`best_mode` "min" or "max"). `keep_age_s`: the younger ones.
+    Retention: the newest `keep_count` committed checkpoints stay (0: all; None: the job's current rules apply,
+    and a new job keeps all). Three settings keep more. `keep_every_steps`: the first checkpoint at or after each
+    multiple of this number. `keep_best`: this many of the best checkpoints, by the number under `best_metric` in
+    their metadata (`best_mode` "min" or "max"). `keep_age_s`: checkpoints younger than this.
 
     Times: a due save waits `save_wait_s` while no coordinator answers, and `commit_timeout_s` for other ranks.
-    `save_grace_s` is how long a save is retried that the storage refuses for a temporary reason (a full disk, a
-    server that answers 503); 0: no retry. A restore that finds damage waits `corrupt_wait_s` for the findings
+    If the storage refuses a save for a transient reason (a full disk, a server that answers 503), the save is
+    retried for `save_grace_s`; 0: no retry. A restore that finds damage waits `corrupt_wait_s` for the findings
     of other hosts.
 
-    Saving: `when_full` applies to a save that finds two in flight: "block", "drop" the one that has not begun,
-    or "fail". With `low_memory`, no copy of the state is made, and a save returns once it is written. Together,
-    `io_threads` threads hash and write, or read and verify. `save_interval_steps` affects only `should_save`;
-    `save` saves whenever it is called.
+    Saving: `when_full` applies to a save if two are in flight already: "block", "drop" the save that has not
+    begun, or "fail". With `low_memory`, no copy of the state is made, and a save returns once the state is
+    written. A save or restore uses `io_threads` threads in all. `save_interval_steps` affects only
+    `should_save`; `save` saves whenever it is called.
 
     State: a key belongs to the model or the optimizer if it matches one of `model_keys` or `optimizer_keys`.
-    `replicated` are the paths of a state whose tensors are equal on all ranks (True: all), so that each rank
-    writes only its share of them; a module in DistributedDataParallel is recognized without it. `mesh` is this
-    rank's place, (index, size), in each dimension of the partitioning ({"pp": (0, 2)}). It is kept in the
-    rank's manifest; named dimensions of DTensors' meshes are added.
+    The tensors under the paths in `replicated` (True: all) are equal on all ranks, so that each rank writes only
+    its share of them. The parameters of a DistributedDataParallel module need not be listed. `mesh` is this
+    rank's place, (index, size), in each dimension of the partitioning ({"pp": (0, 2)}). It is stored in the
+    rank's manifest, together with the named dimensions of DTensors' meshes.
 
-    Storage: `storage_path` is a folder or `s3://bucket/prefix`. With `storage_type="s3"` and `bucket`, it is
-    the prefix; without `bucket`, it is "bucket/prefix". `storage_backend` and `checkpoint_dir` are other names
-    of `storage_type` and `storage_path`. `endpoint_url` and `region` are for S3. `replica_path` is a second
+    Storage: `storage_path` is a folder or `s3://bucket/prefix`. With `storage_type="s3"` it is the prefix if
+    `bucket` is set, else "bucket/prefix". `storage_backend` and `checkpoint_dir` are other names of
+    `storage_type` and `storage_path`. `endpoint_url` and `region` are for S3. `replica_path` is a second
     storage, which receives each checkpoint after its commit.
     """
 
@@ -119,7 +119,7 @@ class CheckpointManagerConfig:
         self._check_keep()
 
     def _take(self, name: str, other: str, value: str | Path | None) -> None:
-        """Set a field by its other name."""
+        """Set the field `name` to `value`, the setting given under its other name."""
         held = getattr(self, name)
         if value is None or value == held:
             return
@@ -142,10 +142,10 @@ class CheckpointManagerConfig:
 
     @property
     def compares(self) -> bool:
-        """Whether ranks compare their tensors at each save, and write equal ones once.
+        """Whether ranks compare their tensors at each save, and write equal tensors once.
 
-        Not with `low_memory`: there the trainer's thread waits until its state is written, and would then also
-        wait for the other ranks to reach their save.
+        Not with `low_memory`: then the trainer's thread waits until its state is written, and a comparison would make
+        it wait also for the other ranks to reach their save.
         """
         return not self.low_memory and not isinstance(self.replicated, bool)
 
@@ -162,7 +162,7 @@ class CheckpointManagerConfig:
         )
 
     def selected(self, state: Mapping[str, Any], kind: CheckpointType) -> dict[str, Any]:
-        """Return the part of `state` that a checkpoint of this type holds; `CheckpointError` if that is nothing."""
+        """Return the part of `state` that a checkpoint of this type has; `CheckpointError` if that part is empty."""
         if kind in {CheckpointType.FULL, CheckpointType.INCREMENTAL}:
             return dict(state)
         name = "model_keys" if kind is CheckpointType.MODEL_ONLY else "optimizer_keys"
@@ -180,7 +180,7 @@ class CheckpointManagerConfig:
         return chosen
 
     def place(self) -> Place:
-        """Return the storage root; `ConfigError` if the settings name none or contradict each other."""
+        """Return the storage root; `ConfigError` if the settings name no root or contradict each other."""
         text = _text(self.storage_path)
         scheme = scheme_of(text)
         bucket, prefix = self.bucket, text

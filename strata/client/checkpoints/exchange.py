@@ -1,11 +1,11 @@
 """The exchange in which the ranks of one save compare their tensors: `RankExchange`.
 
-A background barrier carries the messages. It has one name per generation, so its rounds know nothing of saves.
-Every message therefore begins with its attempt and stage. Ranks that met with different ones (for example
-because one of them gave its save up) read the record, and meet again.
+A background barrier carries the messages. It has one name per generation, so a round does not belong to a save.
+Every message therefore begins with its attempt and stage. Ranks that met with different attempts or stages (for
+example because one of them cancelled its save) read the record, and meet again.
 
-The barrier breaks every few seconds until all ranks have come. So a waiting rank soon notices that the attempt
-was given up or cancelled.
+A round breaks after a few seconds unless all ranks have arrived. So a waiting rank soon notices that the attempt was
+aborted or cancelled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strata.errors import BarrierBroken, BarrierTimeout, CheckpointAborted, Chec
 ROUND_S: Final = 2.0
 """Seconds a round waits for late ranks before all ranks check whether the save goes on."""
 AGAIN_S: Final = 0.2
-"""Seconds a rank waits after a round without an outcome, or with different saves, before the next round."""
+"""Seconds a rank waits before the next round, if a round had no outcome or its ranks had different saves."""
 
 _HEAD: Final = struct.Struct(">QQH")
 
@@ -65,9 +65,9 @@ class RankExchange(Exchange):
                     f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
                 ) from None
             except Unavailable as error:
-                cancelled.wait(AGAIN_S)  # the port may raise this at once
+                cancelled.wait(AGAIN_S)  # the port may raise this immediately
                 self._check_in_time(record, cancelled, deadline_s, error.message)
-                continue  # the same round: this rank may be the only one that missed its outcome
+                continue  # the same round: this rank may be the only one that missed the round's outcome
             else:
                 if len(messages) == self._port.world_size and all(
                     one[: _HEAD.size] == head for one in messages.values()
@@ -93,8 +93,8 @@ class RankExchange(Exchange):
     def _check_open(self, record: CheckpointMetadata) -> None:
         """Raise unless the attempt is open and no rank has acked it without comparing.
 
-        A rank acks after the last stage, which this rank has not seen. So a rank that has acked takes no part
-        in the exchange.
+        A rank that compares acks only after the last stage, and this rank has not reached that stage yet. So a rank
+        that has acked already takes no part in the exchange.
         """
         found = self._catalog.look(record)
         if found.acked:

@@ -1,4 +1,4 @@
-"""A rank's report that it cannot save: part of each progress report, and recorded once."""
+"""A rank's report that it cannot save: sent with each progress report, and recorded by the coordinators once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log: Final = logging.getLogger("strata.client")
 
 
 class HeldSaves:
-    """One save hold of one rank, from its beginning on; made in the loop."""
+    """One hold of one rank's saves, from its first refusal on; must be created in the event loop's thread."""
 
     def __init__(self, session: Session, job: str, author: Author, hold: SaveHold) -> None:
-        """Begin to record the hold; the recording goes on over any number of replicas."""
+        """Begin to record the hold; the request is repeated, at any replica, until one has recorded it."""
         self._hold = hold
         self._since_s = asyncio.get_running_loop().time() - max(0.0, hold.held_s)
         request = HoldSavesRequest(
@@ -33,7 +33,7 @@ class HeldSaves:
         self.recording = asyncio.get_running_loop().create_task(_record(session, request), name="held saves")
 
     def message(self) -> SaveHoldMessage:
-        """Return the hold for the rank's progress report, with its present duration."""
+        """Return the hold for the rank's progress report, with its duration until now."""
         held_s = asyncio.get_running_loop().time() - self._since_s
         return SaveHoldMessage(
             step=self._hold.step,
@@ -44,7 +44,7 @@ class HeldSaves:
 
 
 async def _record(session: Session, request: HoldSavesRequest) -> None:
-    """Record the hold. If that fails, the generation may count as one without progress, and nothing else is lost."""
+    """Record the hold. The only effect of a failure: the generation may count as one without progress."""
     try:
         await session.call(request, timeout_s=None)
     except StrataError as error:

@@ -44,16 +44,16 @@ from strata.v1.checkpoints_pb2 import (
 from strata.wire.pages import whole
 
 LOOK_S: Final = 0.05
-"""Seconds between two requests while the leader's marks are awaited."""
+"""Seconds between two requests while rank 0 waits for the leader to mark checkpoints for deletion."""
 
 Ask = Callable[[Message], Any]
-"""Sends a request of the job and returns its response; raises `Unavailable` if there is none in time."""
+"""Sends a request of the job and returns the response; raises `Unavailable` if no response comes in time."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Maintenance:
-    """This host's maintenance of the checkpoints of `job`, as far as `storages` hold them.
+    """This host's maintenance of the checkpoints of `job` in `storages`.
 
     `first` is called before each pass.
     """
@@ -78,10 +78,10 @@ class Maintenance:
         self._worker: threading.Thread | None = None
 
     def collect_garbage(self, *, marked_within_s: float = 0.0) -> None:
-        """Do the removals that are due; with `marked_within_s`, also those that the leader marks in that time.
+        """Do the removals that are due; with `marked_within_s`, also removals that the leader marks in that time.
 
-        A failed removal does not stop the others; the first such error is raised at the end. Without a
-        coordinator, everything is left for the next pass.
+        A failed removal does not stop the others; the first such error is raised at the end. If no coordinator
+        answers, the next pass does the removals.
         """
         deadline = time.monotonic() + marked_within_s
         failure: StorageError | None = None
@@ -105,10 +105,9 @@ class Maintenance:
             raise failure
 
     def soon(self) -> None:
-        """Request and do the tasks in a thread of its own; if the thread is already running, it makes one more pass.
+        """Request and do the tasks in a separate thread; if that thread is already running, it makes one more pass.
 
-        If no thread can be started, for example because the process is ending, the tasks are left for the next
-        time.
+        If no thread can be started, for example because the process is exiting, the next call does the tasks.
         """
         with self._waking:
             self._again = True
@@ -119,7 +118,7 @@ class Maintenance:
                     self._worker = worker
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the thread, if there is one; the next process does the tasks that it leaves."""
+        """Wait for the thread, if it is running; the next process does the remaining tasks."""
         with self._waking:
             worker = self._worker
         if worker is not None:
@@ -135,7 +134,7 @@ class Maintenance:
             self._pass()
 
     def look(self) -> None:
-        """Verify the objects that other hosts reported damaged; an undelivered result waits for the next pass."""
+        """Verify the objects that other hosts reported damaged; a result that is not sent waits for the next pass."""
         for task in whole(self._ask, ListMaintenanceRequest(job=self._job, host=self._host)).tasks:
             if task.kind == MAINTENANCE_KIND_VERIFY:
                 self._attempt(task)
@@ -154,7 +153,7 @@ class Maintenance:
     def _attempt(self, task: MaintenanceTask) -> StorageError | None:
         found = next((s for s in self._storages if task.path.startswith(_root(s))), None)
         if found is None:
-            return None  # another storage has it: a process with that storage does the task
+            return None  # the checkpoint is in another storage: a process with that storage does the task
         folder = task.path.removeprefix(_root(found))
         try:
             if task.kind == MAINTENANCE_KIND_VERIFY:
@@ -192,7 +191,7 @@ class Maintenance:
     def _may_clear(self, task: MaintenanceTask, storage: Storage, folder: str) -> bool:
         """Return whether an aborted save may be removed; always look for its marker first.
 
-        If another attempt took over its slot, no record is left that could be marked for deletion.
+        If another attempt took over the save's slot, the save has no record any more that could be marked for deletion.
         """
         if not storage.exists(f"{folder}/{MARKER}"):
             with contextlib.suppress(CheckpointNotFound):
@@ -221,8 +220,8 @@ class Maintenance:
     def _verify(self, task: MaintenanceTask, storage: Storage, folder: str) -> None:
         """Read the object that another host reported damaged, and report the result.
 
-        An object that could not be read, because it is missing or not mounted, confirms nothing. The report
-        gives the reason to the hosts that wait for this one.
+        If the object cannot be read, because it is missing or its storage is not mounted, that does not confirm the
+        damage. The hosts that wait for this result receive the reason.
         """
         try:
             if not storage.exists(folder):

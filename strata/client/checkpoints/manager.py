@@ -1,8 +1,8 @@
 """`CheckpointManager`: save and restore the state of a training.
 
 There are two modes. Under `strata run`, or with `client=`, the coordinators keep the catalog: a checkpoint is
-committed when every rank's part is durable, and a restore starts from the world's restore point. Without
-coordinators, one process has a storage root of its own. A root belongs to one mode.
+committed when every rank's part is durable, and a restore reads the world's restore point. Without
+coordinators, one process uses a storage root alone. A root must be used in one mode only.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 class CheckpointManager:
     """Saves in the background; restores only checkpoints that are committed, complete and verified.
 
-    For one thread of one process. At most two saves are in flight; a third `save` blocks until one has ended.
-    `info.wait()` raises the error of a save. Otherwise the next `save`, `check_for_errors`,
-    `wait_until_finished` or `close` raises it.
+    For one thread of one process. At most two saves are in flight; a third `save` blocks until one has ended (see
+    `when_full`). `info.wait()` raises the error of a save. If it is not called, the next `save`,
+    `check_for_errors`, `wait_until_finished` or `close` raises the error.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class CheckpointManager:
     ) -> None:
         """Open a storage root. `settings` are the fields of `CheckpointManagerConfig`.
 
-        A whole configuration may replace the path. `client` is the result of `strata.connect()`. Without it,
-        under `strata run`, the manager connects by itself. Raise `ConfigError` if the root belongs to the other
-        mode.
+        A `CheckpointManagerConfig` may replace the path. `client` is the result of `strata.connect()`. Without
+        `client`, under `strata run`, the manager connects by itself. Raise `ConfigError` if the root belongs to the
+        other mode.
         """
         if isinstance(storage_path, CheckpointManagerConfig):
             if config is not None:
@@ -106,7 +106,7 @@ class CheckpointManager:
         self._reached: int | None = None
         """The step that was saved or restored last."""
         self.rewound: str | None = None
-        """Why no save is accepted any more: a caller restored an older step. None: saves are accepted."""
+        """The reason why no save is accepted any more (the caller restored an older step); None: saves are accepted."""
         self._tiers.start(self._catalog, afterwards=self._collect_garbage)
         tell = client.hold_saves if client is not None else (lambda hold: None)
         retry = SaveRetry(grace_s=self.config.save_grace_s, tell=tell)
@@ -152,7 +152,7 @@ class CheckpointManager:
         progress: Progress | None = None,
         sync: bool = False,
     ) -> CheckpointInfo:
-        """Save opaque bytes; return once they are copied, or with `sync` once all ranks have committed."""
+        """Save opaque bytes; return once they are copied, or with `sync` once the checkpoint is committed."""
         if not isinstance(model_bytes, bytes | bytearray | memoryview):
             raise InvalidArgument(
                 f"save() takes bytes, not {type(model_bytes).__name__}", hint="save_state() takes a mapping"
@@ -174,14 +174,14 @@ class CheckpointManager:
     ) -> CheckpointInfo:
         """Save modules, optimizers, tensors, arrays and plain values; return once they are copied.
 
-        With `sync`: barrier, save, barrier. The call then returns on all ranks once the checkpoint is
-        committed.
+        With `sync`, the ranks meet at a barrier, save, and meet again; the call then returns on all ranks once the
+        checkpoint is committed.
 
-        An Incremental writes the changes since the newest checkpoint. It becomes a Full if most has changed, or
-        if there is no checkpoint. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
-        `model_keys` and `optimizer_keys`; no world starts from them. Tensors that are equal on all ranks in
-        this save are written once, divided between the ranks; each rank writes its other tensors itself.
-        Tensors under the paths in `replicated`, or in the configuration's, must be equal; otherwise the save
+        An Incremental writes the changes since the newest checkpoint. It becomes a Full if most of the state has
+        changed, or if there is no checkpoint. MODEL_ONLY and OPTIMIZER_ONLY save the keys of the state that match
+        `model_keys` and `optimizer_keys`; no world starts from such checkpoints. Tensors that are equal on all ranks
+        in this save are written once, divided between the ranks; each rank writes its other tensors itself. Tensors
+        under the paths in `replicated`, here or in the configuration, must be equal on all ranks; otherwise the save
         fails and names the tensor. Raise `CheckpointError`, naming the key, for a value that cannot be saved.
         """
         if not isinstance(state, Mapping):
@@ -200,7 +200,7 @@ class CheckpointManager:
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Allocate the memory for saves of `state`, so that the first saves block no longer than later ones.
 
-        An optimizer has its state only after its first step; call this then, or not at all.
+        An optimizer has its state only after its first step, so call this after that step, or not at all.
         """
         self._writer.prepare(dict(state), capture_rng=self.config.capture_rng)
 
@@ -272,16 +272,16 @@ class CheckpointManager:
         """Put a checkpoint into `state`: tensors in place, objects by `load_state_dict`.
 
         Only the keys that `state` has are restored. Without `step`, the checkpoint is this world's restore
-        point under coordinators, else the newest good one. With several steps, each key comes from the first
-        step that holds it. Return the restored checkpoint (the first of several), or None if there is nothing
-        to start from.
+        point under coordinators, else the newest good checkpoint. With several steps, each key comes from the first
+        step that has the key. Return the restored checkpoint (the first of several), or None if there is no
+        checkpoint to start from.
 
-        Raise `CheckpointCorrupt` if bytes differ from the saved ones; without coordinators the checkpoint
-        before it is taken, and an error logged. Raise `CheckpointError`, naming the key or tensor that does not
-        fit. In both cases nothing is changed.
+        Raise `CheckpointCorrupt` if bytes differ from the saved ones; without coordinators, log an error and restore
+        the checkpoint before it instead. Raise `CheckpointError`, naming the key or tensor, if a value does not fit.
+        If the call raises either error, it has changed nothing.
 
-        A rank that the saving world did not have takes the values that were equal on all ranks. At and below
-        the paths in `of_rank_0`, where ranks may differ, it takes rank 0's values.
+        In a larger world than the saving one, a rank without a saved part takes the values that were equal on all
+        ranks. At and below the paths in `of_rank_0`, where ranks may differ, it takes rank 0's values.
         """
         self._writer.settle()
         found = self._loading.each(step, state, begins=self._progressed_to is None)
@@ -304,7 +304,7 @@ class CheckpointManager:
             self._writer.take_back()
 
     def load_bytes(self, step: int | None = None) -> bytes:
-        """Return the bytes given to `save`; raise `CheckpointNotFound` if there are none."""
+        """Return the bytes that were passed to `save`; raise `CheckpointNotFound` if no bytes were saved."""
         self._writer.settle()
         found = self._loading.one(step, None, begins=self._progressed_to is None)
         if found is None:
@@ -319,7 +319,7 @@ class CheckpointManager:
         return bytes(loaded.saved.value(tree))
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
-        """Record the restored checkpoint: later saves continue from it if it is whole, even if newer ones exist."""
+        """Record the restored checkpoint: if it has a whole state, later saves continue from it, not a newer one."""
         if checkpoint.checkpoint_type in RESTORABLE_TYPES:
             self._reached = self.holds.retry.committed_step = checkpoint.step
         if isinstance(self._catalog, LocalCatalog):
@@ -335,10 +335,10 @@ class CheckpointManager:
     # -- when to save
 
     def should_save(self, step: int) -> bool:
-        """Return whether a loop should save this step: the same answer on all ranks that call it for the same steps.
+        """Return whether a loop should save this step; all ranks that call it for the same steps get the same answer.
 
         True for the very first step, for multiples of `save_interval_steps`, and if `reached_preemption` is
-        true. False for a step not beyond the last one saved, restored or started from.
+        true. False for a step that is not greater than the step last saved, restored or started from.
         """
         step = integer("step", step, below=MAX_STEP)
         if self._reached is None:
@@ -352,17 +352,16 @@ class CheckpointManager:
         return stops or self._reached < 0 or step % self.config.save_interval_steps == 0
 
     def reached_preemption(self, step: int) -> bool:
-        """Return whether this job is requested to stop and `step` is one to save before the end.
+        """Return whether this job is requested to stop and `step` should be saved before the program exits.
 
-        All ranks call it at the same steps, and for all of them it is true from the same step on, whichever
-        rank received the request first. Always False without coordinators. Under `strata.init` the run calls it
-        by itself.
+        All ranks must call this for the same steps. It becomes true on all ranks at the same step, whichever rank
+        received the request first. Always False without coordinators. Under `strata.init` the run calls it by itself.
         """
         step = integer("step", step, below=MAX_STEP)
         return self._preemption is not None and self._preemption.reached(step)
 
     def is_saving_in_progress(self) -> bool:
-        """Return whether a save is in flight: staged, and neither committed nor given up yet."""
+        """Return whether a save is in flight: staged, and not yet committed or aborted."""
         return not self._writer.idle
 
     # -- reading the catalog
@@ -376,7 +375,7 @@ class CheckpointManager:
     def best_step(self) -> int | None:
         """Return the step of the best whole checkpoint by the number under `best_metric` in its metadata.
 
-        The best is the highest or the lowest, as `best_mode` specifies; of equals, the newer. None if no metric
+        `best_mode` decides whether the highest or the lowest number is best; of equals, the newer. None if no metric
         is configured (`keep_best`, `best_metric`), or if no checkpoint has such a number.
         """
         return best_step(self._catalog.all(), self.config.keep)
@@ -395,16 +394,16 @@ class CheckpointManager:
         return self._catalog.all()
 
     def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
-        """Return the text that each rank saved at `path`, a sequence of nested keys; ranks without one are absent."""
+        """Return the text that each rank saved at `path`, a sequence of nested keys; ranks without text are absent."""
         return self._tiers.texts_of_ranks(checkpoint, self._catalog.folder(checkpoint), path)
 
     # -- deleting
 
     def delete(self, step: int) -> None:
-        """Delete the committed checkpoints of `step`, and their bytes; for one rank of the job.
+        """Delete the committed checkpoints of `step`, and their bytes; only one rank of the job should call this.
 
-        Raise `Refused`, with the reason, for the newest checkpoint, a pinned or tagged one, one that an
-        Incremental uses, and one that is being read. Raise `CheckpointNotFound` if there is none of this step.
+        Raise `Refused`, with the reason, if the checkpoint is the newest, is pinned or tagged, is used by an
+        Incremental, or is being read. Raise `CheckpointNotFound` if `step` has no checkpoint.
         """
         delete_step(self._catalog, self._storage, self._upkeep, integer("step", step, below=MAX_STEP))
 
@@ -418,8 +417,7 @@ class CheckpointManager:
     def settle(self, timeout_s: float | None = None) -> None:
         """Return once no save is in flight; an earlier failure does not stop the next save.
 
-        The calls that raise errors raise that failure after the next save. `Unavailable` after `timeout_s`; the
-        saves go on.
+        The other calls raise that failure after the next save. Raise `Unavailable` after `timeout_s`; the saves go on.
         """
         self._writer.settle(arguments.timeout(timeout_s, zero=True))
         self._writer.let_pass()
@@ -430,9 +428,9 @@ class CheckpointManager:
             self._catalog.stands = stands
 
     def wait_until_replicated(self, timeout_s: float | None = None) -> None:
-        """Return once every committed checkpoint is in the second storage too.
+        """Return once every committed checkpoint is in the second storage, too.
 
-        `StorageError` after `timeout_s`, with the cause of the delay; the copying goes on.
+        Raise `StorageError` after `timeout_s`, with the cause of the delay; the copying goes on.
         """
         timeout_s = arguments.timeout(timeout_s, zero=True)
         self._writer.wait_until_finished(timeout_s)
@@ -444,7 +442,7 @@ class CheckpointManager:
         self._tiers.check_for_errors()
 
     def close(self) -> None:
-        """Wait for the saves in flight and their copies; raise the error of a failed one."""
+        """Wait for the saves in flight and their copies; raise the error of a failed save or copy."""
         self._close(failing=False)
 
     def _close(self, *, failing: bool) -> None:

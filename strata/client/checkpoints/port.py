@@ -1,7 +1,7 @@
 """`SessionPort`: the part of the client that a `CheckpointManager` needs.
 
-The result of `strata.connect()` is one. `CheckpointManager(path, client=…)` uses no other member of it. All
-members may be used from any thread; `call` blocks.
+The result of `strata.connect()` is a `SessionPort`. `CheckpointManager(path, client=…)` uses no other member of
+`client`. All members may be used from any thread; `call` blocks.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class SessionPort(Protocol):
 
     @property
     def restore_point(self) -> RestorePoint | None:
-        """The checkpoint that this rank's generation starts from; None if it starts from nothing."""
+        """The checkpoint that this rank's generation starts from; None if it starts without a checkpoint."""
         ...
 
     def call(self, request: Message, *, timeout_s: float = ...) -> Any:
         """Return the response to one of the requests that `Call` carries.
 
-        Raise the `StrataError` of the reply; `Unavailable` if there was none in time.
+        Raise the `StrataError` of the reply, or `Unavailable` if no reply came in time.
         """
         ...
 
@@ -63,22 +63,22 @@ class SessionPort(Protocol):
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Return once every rank of the world is here; `BarrierTimeout` names the missing ones."""
+        """Return once every rank of the world has arrived; `BarrierTimeout` names the missing ranks."""
         ...
 
     def hold_saves(self, hold: SaveHold | None) -> None:
-        """Report that this rank trains on but cannot save for now, or (None) that it can again; never raise."""
+        """Report that this rank trains on but cannot save for now, or (None) that it can save again; never raise."""
         ...
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
-        """Call `callback` with every `Down.checkpoint`, in the session's thread; return the function that
-        removes it.
+        """Call `callback` with every `Down.checkpoint`, in the session's thread; return a function that removes
+        `callback`.
         """
         ...
 
 
 PORT_MEMBERS: Final = tuple(sorted(name for name in vars(SessionPort) if not name.startswith("_")))
-"""The members that an object must have to be one."""
+"""The members that an object must have to be a `SessionPort`."""
 
 
 def check_port(client: SessionPort) -> None:

@@ -14,7 +14,7 @@ from strata.errors import StrataError, Unavailable
 from strata.v1.checkpoints_pb2 import CloseCheckpointRequest, OpenCheckpointRequest
 
 TTL_S: Final = 60
-"""Seconds a dead reader still protects the checkpoint that it was reading."""
+"""Seconds for which a checkpoint stays protected after the process that was reading it has died."""
 RENEW_S: Final = TTL_S / 3
 JOIN_S: Final = 5.0
 
@@ -22,11 +22,11 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class ReaderLease:
-    """Protects a checkpoint's bytes until `close`, by a thread that renews the lease; `Refused` if they are
+    """Protects a checkpoint's bytes until `close`, by a thread that renews the lease; `Refused` if the bytes are
     being deleted.
 
-    If no coordinator answers, the read goes on. In an outage of all coordinators nothing is marked for
-    deletion. If only this host is cut off, the bytes it reads may be deleted.
+    If no coordinator answers, the read goes on. In an outage of all coordinators no checkpoint is marked for
+    deletion. Limit: if only this host is cut off, the bytes that it reads may be deleted.
     """
 
     def __init__(

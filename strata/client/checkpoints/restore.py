@@ -50,9 +50,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Loading:
-    """One rank's reads of the checkpoints in `root`, into memory of `lend`.
+    """One rank's reads of the checkpoints in `root`, into memory that `lend` returns.
 
-    `begins`, in each call: this rank has not trained yet.
+    In each call, `begins` means that this rank has not trained yet.
     """
 
     def __init__(self, root: OpenRoot, *, lend: Lend | None = None) -> None:
@@ -65,7 +65,7 @@ class Loading:
     def each(
         self, step: int | Sequence[int] | None, state: Mapping[str, Any], *, begins: bool
     ) -> list[tuple[CheckpointMetadata, Loaded]]:
-        """Return the results of `one` for each step, in order; an empty list if there is nothing to start from."""
+        """Return the result of `one` for each step, in order; an empty list if there is no checkpoint to start from."""
         if isinstance(step, Sequence):
             if not step:
                 raise InvalidArgument("restore() takes a step or several, not none")
@@ -77,7 +77,7 @@ class Loading:
     def one(
         self, step: int | None, state: Mapping[str, Any] | None, *, begins: bool
     ) -> tuple[CheckpointMetadata, Loaded] | None:
-        """Return the checkpoint of `step`, or the one to start from (None: there is none), read and verified."""
+        """Read and verify the checkpoint of `step`, or the checkpoint to start from; None if there is none."""
         if step is not None:
             found = self.find(step)
             if found.state is CheckpointState.CORRUPT:
@@ -91,7 +91,7 @@ class Loading:
     def _held(
         self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
     ) -> tuple[CheckpointMetadata, Loaded]:
-        """Read a checkpoint and return it, protected from removal meanwhile."""
+        """Read a checkpoint and return it; protect it from removal during the read."""
         upkeep = self._upkeep
         with upkeep.reading(checkpoint, begins=begins) if upkeep else contextlib.nullcontext():
             try:
@@ -100,7 +100,7 @@ class Loading:
                 raise self._naming_newer(checkpoint, error) from error
 
     def _naming_newer(self, checkpoint: CheckpointMetadata, error: CheckpointError) -> CheckpointError:
-        """Return the error, extended by the newer checkpoints that are in storage and not in the catalog, if any.
+        """Return the error; if storage has newer checkpoints that are not in the catalog, name them in it.
 
         Such checkpoints mean that the catalog is older than the storage: etcd was restored from an older
         snapshot.
@@ -174,7 +174,7 @@ class Loading:
         read = self._tiers.loads(checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend)
         loaded = self.proven(checkpoint, read, begins=lambda: begins)
         if self._upkeep is not None and not self._storage.exists(f"{folder}/{MARKER}"):
-            try:  # the rank that committed it may have died before it wrote the marker
+            try:  # the rank that committed the checkpoint may have died before it wrote the marker
                 write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
             except StorageError as error:
                 log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
@@ -187,9 +187,9 @@ class Loading:
         *,
         begins: Callable[[], bool] = lambda: False,
     ) -> _T:
-        """Return the result of `read` on the nearest copy that it verifies.
+        """Return the result of `read` on the nearest copy whose bytes are good.
 
-        A damaged copy is read again before it counts, and is then reported to the coordinators. If no copy is
+        A damaged copy is read a second time; if damaged again, it is reported to the coordinators. If no copy is
         good, raise `CheckpointCorrupt`, or `CheckpointNotFound` if the checkpoint was removed meanwhile.
         """
         folder = self._catalog.folder(checkpoint)
@@ -225,14 +225,14 @@ class Loading:
 
 
 def _answer_or_none(ask: Callable[[], bool]) -> bool | None:
-    """Return the answer, or None if there is none: the caller raises the damage, not this error."""
+    """Return the answer, or None if the request fails: the caller raises the damage, not the request's error."""
     with contextlib.suppress(StrataError):
         return ask()
     return None
 
 
 def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:
-    """Raise `CheckpointNotFound` if a storage has nothing of a checkpoint: an unmounted storage is not damaged."""
+    """Raise `CheckpointNotFound` if a storage has no file of a checkpoint: it may be unmounted, which is no damage."""
     if not storage.exists(folder):
         raise CheckpointNotFound(
             f"step {checkpoint.step} was saved to {checkpoint.path}, and {storage.uri} has nothing of it",
@@ -253,9 +253,9 @@ def put_into(
     rank: int,
     restore_rng: bool,
 ) -> None:
-    """Restore each key of `state` from the first checkpoint that holds it, and the random generators.
+    """Restore each key of `state` from the first checkpoint that has the key; restore the random generators, too.
 
-    Raise `CheckpointError`, naming the key or tensor that does not fit, before anything is changed.
+    If a value does not fit, raise `CheckpointError`, naming the key or tensor, before anything is changed.
     """
     for _, loaded in found:
         loaded.check_known(state, of_rank_0, rank=rank)

@@ -1,9 +1,9 @@
-"""Retention: delete the checkpoints that no rule keeps, for a process with a catalog of its own; delete one
-step by hand.
+"""Retention: delete the checkpoints that no rule keeps, for a process without coordinators; delete one step by
+hand.
 
 Under coordinators the leader decides by the same rules. These stay: the latest checkpoint, pinned and tagged
-ones, and all that the catalog refuses to delete. Saves that an earlier run never finished are deleted too. If a
-pass is interrupted, the next pass does the rest.
+checkpoints, and all that the catalog refuses to delete. Saves that an earlier run never finished are deleted, too. If
+a pass is interrupted, the next pass does the rest.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def excess(
 ) -> list[CheckpointMetadata]:
     """Return the checkpoints to delete, the oldest first. `checkpoints` is in order, each committed or corrupt.
 
-    Unless everything is kept, only the newest attempt at a step counts, and earlier attempts are deleted. A
-    corrupt checkpoint stays until there are as many newer good ones as the rules count.
+    Unless the rules keep everything, only the newest attempt at a step counts, and earlier attempts are deleted. A
+    corrupt checkpoint stays until there are `keep.latest` newer good checkpoints.
     """
     candidates = [candidate_of(c) for c in checkpoints if c.state is CheckpointState.COMMITTED]
     if not keep.everything:
@@ -67,7 +67,8 @@ def excess(
 def newest_afar(catalog: LocalCatalog, storage: Storage, checkpoints: Sequence[CheckpointMetadata]) -> str:
     """Return the newest attempt that a training can start from with the far storage alone, or "".
 
-    It would be the only copy left if this host were lost, so it stays until there is a newer one.
+    If this host were lost, only the copies in the far storage would be left. So the newest of them stays until the far
+    storage has a newer one.
     """
     if not isinstance(storage, TieredStorage):
         return ""
@@ -98,10 +99,10 @@ def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: 
     """
     failed: list[StorageError] = []
     try:
-        for folder in catalog.leftovers():  # first: a save that never ended may use an older checkpoint
+        for folder in catalog.leftovers():  # first: such a save may refer to an older checkpoint
             with _collect_error(failed, f"{folder}, which never ended,"):
                 remove_objects(storage, folder)
-        # the newest of them first: an Incremental is removed before the checkpoints that it uses
+        # the newest first: an Incremental is removed before the checkpoints that it refers to
         known = catalog.kept()
         going = excess(known, keep, now_unix_ms=now_unix_ms)
         spared = newest_afar(catalog, storage, known) if going else ""
@@ -140,8 +141,8 @@ def _remove(catalog: LocalCatalog, storage: Storage, checkpoint: CheckpointMetad
 def delete_step(catalog: Catalog, storage: Storage, upkeep: Upkeep | None, step: int) -> None:
     """Delete every checkpoint of `step`, the newest first; stop at the first refusal.
 
-    The catalog refuses checkpoints that are needed. Under coordinators (`keeping`) this host removes the bytes
-    it has, and the other hosts remove theirs in their next pass.
+    The catalog refuses to delete checkpoints that are needed. Under coordinators (`upkeep`) this host removes the
+    bytes in its storage, and the other hosts remove theirs in their next pass.
     """
     known = catalog.all()
     there = [c for c in known if c.step == step and c.state in _THERE]
@@ -158,7 +159,7 @@ def delete_step(catalog: Catalog, storage: Storage, upkeep: Upkeep | None, step:
 
 
 def best_step(checkpoints: Sequence[CheckpointMetadata], keep: Keep) -> int | None:
-    """Return the step that would stay if only the best one did; None without a metric or a number under it."""
+    """Return the step of the best checkpoint; None without a metric, or if no checkpoint has a number under it."""
     if not keep.metric:
         return None
     whole = [

@@ -1,6 +1,6 @@
 """A storage root opened for one rank: its storages, its catalog, and the rank's part in maintenance.
 
-All savers and restorers use one: `CheckpointManager`, and torch's DCP.
+`CheckpointManager` and the storage classes for torch's DCP use it.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class OpenRoot:
         return catalog
 
     def claim(self) -> None:
-        """Claim a root without an owner for processes without coordinators; `ConfigError` if it has another owner."""
+        """Claim the root for processes without coordinators; `ConfigError` if it has another owner."""
         if isinstance(self.catalog, LocalCatalog):
             self.tiers.claim(root.STANDALONE)
 
     def collect_garbage(self) -> None:
-        """After a commit, remove the checkpoints that the rules give up, or (rank 0) those that the leader marks."""
+        """After a commit, remove the checkpoints that no rule keeps; under coordinators, only rank 0 does."""
         if isinstance(self.catalog, LocalCatalog):
             retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())
         elif self.upkeep is not None and self.catalog.rank == 0:
@@ -87,8 +87,7 @@ class OpenRoot:
     def close(self, *, saving: bool = False) -> None:
         """End all maintenance. Idempotent.
 
-        Unless a save is still in flight (`saving`), other processes may now remove unfinished saves of this
-        one.
+        Unless a save is still in flight (`saving`), other processes may now remove this process's unfinished saves.
         """
         self.let_go()
         if self.upkeep is not None:
@@ -97,7 +96,7 @@ class OpenRoot:
             self.catalog.go_back()
 
     def let_go(self) -> None:
-        """Stop observing; wait for nothing."""
+        """Stop observing, without waiting."""
         if self.upkeep is not None:
             self.upkeep.let_go()
         if not isinstance(self.catalog, LocalCatalog):

@@ -54,7 +54,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A copy that was read twice and differs from the saved bytes: the name of its tier, and the difference."""
+    """A copy that differed from the saved bytes in two reads: the name of its tier, and the difference."""
 
     tier: str
     complaint: str
@@ -63,7 +63,7 @@ class Damage:
 class Tiers:
     """The storages of `config`, opened; nothing is written yet. `storage` is all of them as one.
 
-    `doubted` holds the checkpoints of which a restore or the copier found a damaged copy.
+    `doubted` has the checkpoints of which a restore or the copier found a damaged copy.
     """
 
     def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
@@ -81,7 +81,7 @@ class Tiers:
         return {storage.uri: root.claim(storage, owner, folder=folder) for storage in tiers_of(self.storage)}
 
     def claim_again(self, owner: str) -> None:
-        """Claim, for `owner`, the roots that already have an owner; `ConfigError` if that is another one."""
+        """Check that roots which already have an owner have this one; `ConfigError` for another owner."""
         for storage in tiers_of(self.storage):
             if root.owner_of(storage) is not None:
                 root.claim(storage, owner)
@@ -95,7 +95,7 @@ class Tiers:
         state: Mapping[Any, Any] | None,
         lend: Lend | None = None,
     ) -> Callable[[Storage], Loaded]:
-        """Return a function that reads a copy of a checkpoint, into memory of `lend`, and verifies every byte of it.
+        """Return a function that reads a copy of a checkpoint, into memory from `lend`, and verifies every byte.
 
         `state` determines which tensors are assembled from the parts that ranks saved.
         """
@@ -123,10 +123,10 @@ class Tiers:
         read: Callable[[Storage], _T],
         damaged: list[Damage],
     ) -> _T:
-        """Return the result of `read` on the nearest copy that it verifies.
+        """Return the result of `read` on the nearest copy whose bytes are good.
 
-        A copy that fails is read again before it counts, and is then added to `damaged`. `CheckpointCorrupt`
-        names the damage of each copy. `FarUnreachable`: the near copy is damaged and the far one is unreachable.
+        A copy that fails is read a second time; if it fails again, it is added to `damaged`. `CheckpointCorrupt` names
+        the damage of each copy. `FarUnreachable`: the near copy is damaged and the far storage is unreachable.
         """
         found: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
@@ -164,7 +164,7 @@ class Tiers:
         read: Callable[[Storage], _T],
         damaged: list[Damage],
     ) -> _T:
-        """Return the content of one copy; if it differs from the saved bytes, read again, and from this copy alone."""
+        """Return the content of one copy; if it differs from the saved bytes, read this copy alone a second time."""
         try:
             return read(storage)
         except CheckpointIncomplete:
@@ -181,7 +181,7 @@ class Tiers:
                 damaged.append(Damage(tier=tier, complaint=error.message))
             raise
         except StorageError:
-            raise first from None  # an unreadable copy proves nothing
+            raise first from None  # a copy that cannot be read is not proven damaged
 
     def _tier_of(self, storage: Storage, folder: str) -> str:
         """Return the copy's tier name in the record; "" if this storage never had the checkpoint."""
@@ -190,7 +190,7 @@ class Tiers:
         near = _near_only(storage)
         if storage is near:
             return PRIMARY
-        # hosts may have disks of their own at one path: a checkpoint that was never here is not damaged here
+        # hosts may have different disks at the same path: a checkpoint that was never on this one is not damaged here
         with contextlib.suppress(StorageError):
             return PRIMARY if near.exists(folder) else ""
         return ""
@@ -199,20 +199,20 @@ class Tiers:
 
     @property
     def two(self) -> bool:
-        """Whether there is a far storage; no save may have to wait for it."""
+        """Whether there is a far storage; a save must never wait for the far storage."""
         return isinstance(self.storage, TieredStorage)
 
     def start(self, catalog: CoordinatedCatalog | LocalCatalog, *, afterwards: Callable[[], None]) -> None:
-        """Begin to copy the checkpoints given to `committed` and to report the progress; after each, call
-        `afterwards`.
+        """Begin to copy the checkpoints that are passed to `committed`, and to report the progress; call `afterwards`
+        after each turn.
         """
         if not isinstance(self.storage, TieredStorage):
             return
         near, far = self.storage.near, self.storage.far
 
         def missing() -> list[Replica]:
-            """Return earlier processes' missing copies: all of them in standalone mode, else only the restore
-            point's.
+            """Return the checkpoints that earlier processes did not copy: without coordinators all of them, else only
+            the restore point.
             """
             if isinstance(catalog, LocalCatalog):
                 known = catalog.all()
@@ -229,7 +229,7 @@ class Tiers:
 
         self._catalog = catalog
         self._replicator = Copier(
-            self.storage,  # both: a part that the near one refused may lie in the far one alone
+            self.storage,  # both storages: a part that the near one refused may be only in the far one
             far,
             rank=catalog.rank,
             ranks=catalog.world_size,
@@ -242,7 +242,7 @@ class Tiers:
         )
 
     def follow(self, info: CheckpointInfo) -> None:
-        """Complete the handle once its copy is whole."""
+        """Set `info.replicated` once the checkpoint's copy is whole."""
         if self._replicator is not None:
             self._replicator.follow(info)
 
@@ -252,8 +252,8 @@ class Tiers:
             self._replicator.add(_replica(self._catalog, checkpoint))
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once all committed checkpoints are copied; `StorageError` after `timeout_s`, or if parts stay
-        missing.
+        """Return once all committed checkpoints are copied; `StorageError` after `timeout_s`, or if other ranks' parts
+        do not arrive.
         """
         if self._replicator is None:
             raise ConfigError("there is no second storage", hint="CheckpointManager(replica_path=…)")
@@ -271,7 +271,7 @@ class Tiers:
 
 
 def _near_only(storage: Storage) -> Storage:
-    """Return the near storage of two that are read as one, so that its missing parts are not read from the far one."""
+    """Return the near one of two storages, so that no part that it lacks is read from the far one."""
     return storage.near if isinstance(storage, TieredStorage) else storage
 
 
@@ -287,9 +287,9 @@ def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
 class CopyReports:
     """Reports of one rank's copies in the second storage, at the URI `root`, to the coordinators (PROTOCOLS 8.7).
 
-    There are three: before the first byte is there, when the rank's part is there, and when the marker is. The
-    first one ensures that the remains of a crash are removed with the record. With all three, the storage is a
-    tier of the record.
+    There are three reports: 1. before the first byte is written, 2. once the rank's part is copied, 3. once the marker
+    is written. After the first report, the remains of a crash are removed with the record. After all three, the storage
+    is a tier of the record.
     """
 
     def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
@@ -297,12 +297,12 @@ class CopyReports:
         self._root = root
 
     def __call__(self, replica: Replica, **what: Any) -> None:
-        """Send one report; leave a plain `Refused` to the caller: the copy is then not needed any more."""
+        """Send one report; raise a plain `Refused`, by which the caller learns that the copy is not needed any more."""
         try:
             self._catalog.report_copy(
                 step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
             )
-        except QuotaExceeded as error:  # etcd may be full, for example, and may have space again
+        except QuotaExceeded as error:  # for example, etcd is full now and may have space later
             raise Unavailable(error.message, hint=error.hint) from error
         except (Conflict, PermissionDenied, Unauthenticated) as error:
             raise CheckpointError(

@@ -1,5 +1,5 @@
-"""Upkeep of a job's checkpoints that ranks do besides their own saves: retention, removal, reader leases,
-corruption reports. `maintenance` removes files; the leader decides which (`core.checkpoints.retention_plan`).
+"""Upkeep: the work of ranks on a job's checkpoints besides saves, that is retention, removal, reader leases and
+corruption reports. `maintenance` removes the files that the leader selects (`core.checkpoints.retention_plan`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ASK_S: Final = 10.0
 TIDY_ASK_S: Final = 2.0
 """Seconds a maintenance request waits for a coordinator: the pass after the next commit does the same work."""
 MARKED_WITHIN_S: Final = 2.0
-"""Seconds rank 0 waits after a commit for the leader to mark checkpoints for deletion; later marks wait for the
-next commit.
+"""Seconds rank 0 waits after a commit for the leader to mark checkpoints for deletion; if the leader marks them
+later, they are removed after the next commit.
 """
 LOOK_S: Final = 0.25
 CLOSE_S: Final = 5.0
@@ -55,7 +55,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 class Upkeep:
     """One rank's part in maintenance. One process of each host verifies copies that other hosts reported damaged.
 
-    Rank 0 sends the retention rules of `config`; without rules in `config`, the job's present rules stay.
+    Rank 0 sends the retention rules of `config`; without rules in `config`, the job keeps its current rules.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class Upkeep:
     # -- after a commit
 
     def after_commit(self) -> None:
-        """Remove the checkpoints that the retention rules give up; for one rank of the job."""
+        """Remove the checkpoints that no retention rule keeps; only one rank of the job should call this."""
         self._tasks.collect_garbage(marked_within_s=MARKED_WITHIN_S)
 
     def clear(self) -> None:
-        """Remove the bytes marked for deletion, as far as this host has them."""
+        """Remove the bytes marked for deletion that are in this host's storages."""
         self._tasks.collect_garbage()
 
     def _send_rules(self) -> None:
-        """Send the retention rules, once per process; `Unavailable` if no coordinator takes them now.
+        """Send the retention rules, once per process; `Unavailable` if no coordinator accepts them now.
 
-        A plain `Refused` is no error here. If this generation is over, the next one sends its own rules; if the
-        catalog does not know this generation (yet), a later pass sends them. A missing permission is an error
+        A plain `Refused` is not raised. If this generation is over, the next generation sends its own rules; if the
+        catalog does not know this generation (yet), a later pass sends the rules. A missing permission is raised
         (`PermissionDenied` or `Unauthenticated`), because without the rules every checkpoint stays.
         """
         if not self._rules_sent:
@@ -128,9 +128,9 @@ class Upkeep:
     def reading(self, checkpoint: CheckpointMetadata, *, begins: bool) -> Iterator[None]:
         """Protect the bytes of a checkpoint from deletion while they are read.
 
-        The restore point of this generation needs no lease while this rank `begins` (has not saved yet).
-        `latest` names it until all ranks have acked a save, including this one, and the checkpoint that
-        `latest` names is never deleted. After this rank's first save, `latest` may have moved on.
+        While this rank `begins` (has not saved yet), the restore point of this generation needs no lease: `latest`
+        names the restore point until all ranks, including this one, have acked a save, and the checkpoint that
+        `latest` names is never deleted. After this rank's first save, `latest` may name a newer checkpoint.
         """
         point = self._catalog.restore_point()
         if begins and point is not None and point.id == checkpoint.id:
@@ -140,10 +140,10 @@ class Upkeep:
             yield
 
     def hold(self, checkpoint: CheckpointMetadata) -> ReaderLease:
-        """Protect the bytes of a checkpoint until the key is closed; `Refused` or `CheckpointNotFound` if they
+        """Protect the bytes of a checkpoint until the lease is closed; `Refused` or `CheckpointNotFound` if the bytes
         are being deleted.
 
-        While no coordinator answers, the request is repeated; the read goes on meanwhile, without the lease.
+        While no coordinator answers, the request is repeated, and the read goes on without the lease.
         """
         return ReaderLease(
             self._ask,
@@ -157,13 +157,13 @@ class Upkeep:
     # -- damage
 
     def report(self, checkpoint: CheckpointMetadata, damaged: Sequence[Damage], *, begins: bool) -> list[str]:
-        """Report copies that were read twice and differ from the saved bytes; return the findings of other hosts.
+        """Report copies that differed from the saved bytes in two reads; return the findings of other hosts.
 
-        `begins`: no copy was good, and this rank has not trained yet. If this generation starts from this
-        checkpoint, it cannot go on, so wait for the findings of the other hosts. Once they confirm the damage,
+        `begins`: no copy was good, and this rank has not trained yet. If the checkpoint is this generation's restore
+        point, the generation cannot go on, so wait for the findings of the other hosts. Once they confirm the damage,
         the leader ends the generation; the next call of this rank raises `StaleGeneration`, unless its agent
-        ends the process first. If another host found the bytes intact, or none confirms the damage in time,
-        return: then this rank alone fails.
+        stops the process first. If another host found the bytes intact, or no host confirms the damage in time,
+        return: then only this rank fails.
         """
         point = self._catalog.restore_point()
         waits = begins and point is not None and point.id == checkpoint.id
@@ -185,7 +185,7 @@ class Upkeep:
         return answers
 
     def _report(self, checkpoint: CheckpointMetadata, damage: Damage, *, generation: int) -> str:
-        """Report one damaged copy; return "" once the report is recorded, else why it is not."""
+        """Report one damaged copy; return "" once the report is recorded, else the reason why it was not recorded."""
         report = ReportDamageRequest(
             job=self._catalog.job,
             step=checkpoint.step,

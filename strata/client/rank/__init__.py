@@ -1,4 +1,4 @@
-"""A rank's side of the control plane: `strata.connect()`, its session and barriers, and the health that it reports.
+"""A rank's side of the control plane: `strata.connect()`, the rank's session, its barriers and its health reports.
 
 Begin with `connect`, then `rank_client`.
 """

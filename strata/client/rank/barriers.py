@@ -1,9 +1,10 @@
-"""A rank's barrier rounds: the number of the next round, and the result of an outcome.
+"""A rank's barrier rounds: the number of the next round, and the payloads or error of an outcome.
 `RankClient.barrier` in `rank_client` waits for the outcome.
 
-Every rank counts the rounds of each name by itself, beginning after the world's floor (the last round that
-ended before). A round counts once its outcome is *delivered* to the caller. If a call gives up locally, the
-next call arrives at the same round again, or takes the outcome that came in between. So no rank gets ahead.
+Every rank counts the rounds of each barrier name by itself. It begins after the world's floor: the last round of that
+name that ended before the rank joined. A round counts once its outcome is *delivered* to the caller. If a call times
+out, the next call arrives at the same round again, or takes the outcome that was received meanwhile. So no rank counts
+more rounds than the others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class RoundBook:
     def floors(self, floors: Mapping[str, int]) -> None:
         """Record rounds that ended without this rank, or before it began to count.
 
-        A name with an open round here is not touched: its outcome is still to be delivered.
+        The count of a name with an open round does not change: that round's outcome is still to be delivered.
         """
         for name, floor in floors.items():
             if name not in self._open:
@@ -36,21 +37,21 @@ class RoundBook:
         return self._last.get(name, 0) + 1
 
     def pending(self, name: str) -> asyncio.Future[BarrierOutcome] | None:
-        """Return the future outcome of an arrival that is not delivered yet, or None."""
+        """Return the future outcome of this rank's open round at `name`; None without an open round."""
         return self._open.get(name)
 
     def arrived(self, name: str, outcome: asyncio.Future[BarrierOutcome]) -> None:
-        """Keep the future outcome of an arrival at the next round."""
+        """Record that this rank arrived at its next round, with the future of the round's outcome."""
         self._open[name] = outcome
 
     def delivered(self, name: str, outcome: BarrierOutcome | None) -> None:
-        """Count the round; without an outcome (the arrival was refused) it does not count."""
+        """Close the open round, and count it if it has an outcome; None means that the arrival was refused."""
         self._open.pop(name, None)
         if outcome is not None:
             self._last[name] = max(outcome.round, self._last.get(name, 0))
 
 
 def payloads_of(outcome: BarrierOutcome) -> dict[int, bytes]:
-    """Return the payloads by rank; raise the round's error unless it was released."""
+    """Return the payloads by rank if the round was released; else raise the round's error."""
     check_released(outcome)
     return dict(outcome.payloads)

@@ -57,27 +57,26 @@ def connect(
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
-    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the process
-    becomes a member of `job` with one rank, at `endpoints`, under `worker_id`. Their defaults: `job` is
-    STRATA_JOB, or `job` in strata.toml, else "default". `endpoints` is STRATA_ENDPOINTS, or `endpoints` in
-    strata.toml. `worker_id` is STRATA_WORKER_ID, else made of the host's name and the local rank or process id.
-    If the job is new, it is created with `min_workers` and `max_workers` (default: `min_workers`). The call
-    returns once a world has formed with this process in it. Without `timeout_s` it waits for that without
-    limit.
+    Under `strata run`, and without `endpoints`, this is the rank that the environment names. Elsewhere the process
+    becomes a member of `job` with one rank, at `endpoints`, under `worker_id`. Default `job`: STRATA_JOB, else
+    `job` in strata.toml, else "default". Default `endpoints`: STRATA_ENDPOINTS, else `endpoints` in strata.toml.
+    Default `worker_id`: STRATA_WORKER_ID, else the host's name with the local rank or process id. If the job is
+    new, it is created with `min_workers` and `max_workers` (default: `min_workers`). The call returns once a world
+    has formed with this process in it; without `timeout_s` it waits without limit.
 
-    `cannot_restart` is for a program that ends when the world changes, such as `strata.init` without an agent:
-    no world that holds another such member grows to take it in.
+    `cannot_restart` is for a program that ends when the world changes, such as `strata.init` without an agent. A
+    world that has such a member does not grow to admit another one.
 
-    `credentials` hold this process's identity and the authorities it trusts; without them, the environment and
-    strata.toml do. A rank needs none: its agent has them.
+    `credentials` are this process's identity and the authorities it trusts; the default comes from the environment
+    and strata.toml. A rank under `strata run` needs no credentials: its agent has them.
 
-    Connecting again in the same process returns another client of the same session: of the rank's, or of the
-    standalone process's with the same endpoints, job and worker id.
+    Connecting again in the same process returns another client of the same session. A standalone process has one
+    session for each combination of endpoints, job and worker id.
 
     `ConfigError`: neither the environment nor the file names a coordinator. `Unavailable`: no world, or no
-    coordinator, within `timeout_s` (for a coordinator 300 s by default). `Conflict`: another process lives
-    under this name. `JobDone` or `JobFailed`: the job has ended. `Refused`: the job that ended was another
-    run's, as far as the environment distinguishes runs (STRATA_RUN_ID, SLURM_JOB_ID).
+    coordinator, within `timeout_s` (for a coordinator 300 s by default). `Conflict`: another live process has this
+    name. `JobDone` or `JobFailed`: the job has ended. `Refused`: the ended job belonged to another run, if the
+    environment identifies runs (STRATA_RUN_ID, SLURM_JOB_ID).
     """
     environment = os.environ
     timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)
@@ -126,7 +125,7 @@ def connect(
 
 
 def _members(name: str, value: object) -> int:
-    """Return a number of members; the coordinator checks whether the two numbers make sense together."""
+    """Return a number of members; the coordinator checks that the minimum does not exceed the maximum."""
     count = arguments.integer(name, value, below=2**31, hint="a number of members, from 1 on")
     if count == 0:
         raise InvalidArgument(f"{name} is 0", hint="a world has at least one member")
@@ -135,15 +134,15 @@ def _members(name: str, value: object) -> int:
 
 @dataclass(slots=True)
 class _Shared:
-    """The shared session of one rank of this process; the caller that opens it holds `lock`."""
+    """The shared session of one rank of this process; the caller that opens the session must hold `lock`."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     shared_session: SharedSession | None = None
 
 
 _shared: Final[defaultdict[object, _Shared]] = defaultdict(_Shared)
-"""By the agent's socket; for a standalone process, by endpoints, job and worker id. A second
-session of the same rank or member would be refused.
+"""The sessions by the agent's socket; for a standalone process, by endpoints, job and worker id. A second session of
+the same rank or member would be refused.
 """
 
 
@@ -153,7 +152,7 @@ async def _share(
     join_session: Callable[[float | None], Awaitable[SharedSession]],
     timeout_s: float | None,
 ) -> RankClient:
-    """Return a client of this process's session as this rank; open the session if there is none."""
+    """Return a client of this process's session as this rank; open the session if none is open."""
     shared, clock = _shared[key], asyncio.get_running_loop().time
     deadline = None if timeout_s is None else clock() + timeout_s
     try:
@@ -221,7 +220,7 @@ async def _attach(
         rng=random.Random(),
         pace=Pace(
             progress_s=0.0
-        ),  # `ProgressReports` already coalesces: a second timer would wake this process up once more
+        ),  # `ProgressReports` already coalesces: a second timer would wake this process up more often
     )
     session.on_request = watcher.on_request
     serving = running(background, session)
@@ -244,6 +243,6 @@ def _restore_point(text: str | None) -> RestorePoint | None:
 
 
 def _own_name(environment: Mapping[str, str]) -> str:
-    """Return a worker id that no other process of this host takes."""
+    """Return a worker id that no other process of this host uses."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100].lstrip("._-") or "host"
     return f"{host}-{environment.get('LOCAL_RANK') or os.getpid()}"

@@ -1,4 +1,4 @@
-"""An agent's answer to an inspection of one of its ranks: its threads' stacks, and the last lines of its output."""
+"""An agent's answer to an inspection of one of its ranks: its threads' stacks, and its last output lines."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class RankLog:
     """The generation in which the process began."""
     file: Path
     ended: str = ""
-    """How it ended; "" while it runs."""
+    """How the process ended; "" while it runs."""
 
 
 class Inspection:
-    """Answers the inspection requests that arrive on a session; one at a time for each rank."""
+    """Answers the inspection requests that arrive on a session; for each rank, one request at a time."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Inspection:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def on_request(self, down: Down) -> None:
-        """Take a message of the session; ignore those that request no inspection."""
+        """Handle a message of the session; ignore messages that request no inspection."""
         if down.HasField("inspect") and down.inspect.rank not in self._running:
             rank = down.inspect.rank
             task = asyncio.create_task(
@@ -108,5 +108,5 @@ def last_lines(file: Path) -> list[str]:
         return [f"({file} cannot be read: {error.strerror or error})"]
     lines = text.splitlines()
     if size > TAIL_BYTES:
-        lines = lines[1:]  # its beginning is cut off
+        lines = lines[1:]  # the beginning of the first line is cut off
     return lines[-TAIL_LINES:]

@@ -1,13 +1,13 @@
 """From a stop notice to a step that all ranks agree to save: `PreemptionPoint`.
 
-Ranks receive a notice at different moments, and a rank that saves alone waits for the others in vain.
+Ranks receive a notice at different moments. A save needs all ranks, so they must agree on its step.
 
 1. Each rank calls `reached` for every step, in the same order. Before the notice it returns False.
 2. A rank that receives the notice arrives at a barrier, in a thread of its own, with the last step for which
    `reached` returned False. From then on its training waits in the next call of `reached`.
 3. When all have arrived, the agreed point is the highest of those steps. No rank has passed it.
 
-All of it belongs to one generation. In a newer one, which a standalone process may rejoin, it begins anew.
+An agreement belongs to one generation. If a standalone process rejoins a newer generation, it begins a new one.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _Agreement:
 
 
 class PreemptionPoint:
-    """One rank's part in the agreement. It watches for notices from the first call of `reached` on.
+    """One rank's part in the agreement. From the first call of `reached` on, it watches for notices.
 
-    `client` is the result of `strata.connect()`; a client that does not report worlds is never requested to
-    stop. `storage_uri` distinguishes the managers of one process.
+    `client` is the result of `strata.connect()`; a client that does not report worlds receives no notice.
+    `storage_uri` distinguishes the managers of one process.
     """
 
     def __init__(self, client: Any, *, storage_uri: str) -> None:
@@ -58,7 +58,7 @@ class PreemptionPoint:
         self._stop: Callable[[], None] | None = None
 
     def reached(self, step: int) -> bool:
-        """Return whether `step` is behind the agreed point; once a notice was received, wait for the other ranks."""
+        """Return whether `step` is greater than the agreed point; once a notice came, wait for the other ranks."""
         self._observe()
         with self._lock:
             agreement = self._current()
@@ -82,9 +82,9 @@ class PreemptionPoint:
 
     def _on_world(self, update: Any) -> None:
         """Record the newest notice; called in the session's thread, so it must not wait."""
-        from strata.wire.worlds import notice_record  # noqa: PLC0415  # imports protobuf, which a manager alone needs not
+        from strata.wire.worlds import notice_record  # noqa: PLC0415  # imports protobuf, which few managers need
 
-        # without a deadline, the notice announces a world of another size: no rank leaves for that, so
+        # a notice without a deadline announces a world of another size: no rank stops because of it, so
         # `reached` must not return True
         if update.HasField("notice") and notice_record(update.notice).has_deadline:
             with self._lock:
@@ -92,8 +92,8 @@ class PreemptionPoint:
                 self._current()
 
     def _current(self) -> _Agreement:
-        """Return the agreement of the client's generation, begun if a notice requests it; call it with the lock
-        held.
+        """Return the agreement of the client's generation, and begin it if a notice requests a stop; the caller must
+        hold the lock.
         """
         generation, notice = self._client.generation, self._notice
         if self._agreement.generation != generation:
@@ -111,13 +111,13 @@ class PreemptionPoint:
         return agreement
 
     def _meet_to_begin(self) -> None:
-        """Show the leader that these ranks save before they stop; on a stop request it ends other ranks at once."""
+        """Show the leader that these ranks save before they stop: it stops ranks that have not met here immediately."""
         with contextlib.suppress(StrataError):
-            if not self._client.has_met(BEGIN_BARRIER):  # `strata.init` did already, if this process uses it
+            if not self._client.has_met(BEGIN_BARRIER):  # `strata.init` may have met already
                 self._client.barrier(BEGIN_BARRIER)
 
     def _agree(self, agreement: _Agreement, limit_s: float) -> None:
-        name = f"{self._barrier}.{agreement.generation}"  # late ranks meet none of the next one
+        name = f"{self._barrier}.{agreement.generation}"  # so that late ranks do not meet ranks of the next generation
         try:
             last_steps = self._client.barrier(name, str(agreement.last_no).encode(), timeout_s=limit_s)
             agreement.point = max(map(int, last_steps.values()))

@@ -1,4 +1,4 @@
-"""A process's context, as known from its environment and torch: its rank's session, its world size, ids, time."""
+"""The context of a process, from its environment and torch: its rank's session, the world size, ids, the time."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     loop               ─────────▶ send, at most every `GATHERED_S` ─▶ session
 
 A step costs the trainer's thread one clock reading and one queue entry. The first report after a pause wakes
-the loop, which costs more than all the rest. While the loop has a timer running, no report wakes it. Each step
+the loop, which is the most expensive part. While the loop has a timer running, no report wakes the loop. Each step
 enters the rank's window with the time at which it was reported. Only the newest report becomes a message.
 """
 
@@ -25,7 +25,7 @@ from strata.v1.members_pb2 import StepTimes as StepTimesMessage
 log = get_logger()
 
 GATHERED_S: Final = 0.2
-"""The newest report of each such interval is sent: charts have one point a second, and a rank is late after two."""
+"""Seconds between two messages. Short enough: charts have one point a second, and a rank is late after two seconds."""
 MOST_REPORTED: Final = 1024
 
 MakeTraining = Callable[[], TrainingReport]
@@ -39,7 +39,7 @@ to make.
 
 
 class ProgressReports:
-    """The reports of one client of a shared session. `add` is for any thread, all else for the loop."""
+    """The reports of one client of a shared session. Any thread may call `add`; only the loop calls the rest."""
 
     def __init__(self, shared_session: SharedSession, background: BackgroundLoop) -> None:
         self._shared_session = shared_session
@@ -47,7 +47,7 @@ class ProgressReports:
         self._now_s = background.now_s
         self._reported: collections.deque[_Report] = collections.deque(maxlen=MOST_REPORTED)
         self._awake = False
-        """Whether the loop will look at the queue without being woken up."""
+        """Whether the loop will read the queue without being woken up."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(
@@ -62,20 +62,20 @@ class ProgressReports:
             self._loop.soon(self.send)
 
     def send(self) -> None:
-        """Send the newest report with the times of all queued steps; look again after `GATHERED_S`."""
+        """Send the newest report with the times of all queued steps; read the queue again after `GATHERED_S`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._reported:
             self._awake = False
-        if self._reported:  # also if one was added before the trainer's thread saw that the loop sleeps
+        if self._reported:  # also if a report was added before the trainer's thread saw that the loop sleeps
             self._awake = True
             self._timer = asyncio.get_running_loop().call_later(GATHERED_S, self.send)
             if (newest := self._drain()) is not None:
                 self._send(newest)
 
     def send_again(self) -> None:
-        """Send the last message again with the present save hold, or without one."""
+        """Send the last message again with the current save hold, if there is a hold."""
         shared_session = self._shared_session
         again = RankProgress(
             rank=shared_session.place.rank, supports_graceful_stop=shared_session.supports_graceful_stop
@@ -102,8 +102,8 @@ class ProgressReports:
         return newest
 
     def _send(self, report: _Report) -> None:
-        """Send a report with the present time. Replicas order a rank's messages by time, and two reports (a
-        step and the phase after it) may be closer together than one message takes.
+        """Send a report with the current time, by which replicas order a rank's messages: a step and the phase after
+        it may be reported closer together than one message takes.
         """
         shared_session = self._shared_session
         place, _, step, phase, own_s, _, training = report
@@ -114,7 +114,7 @@ class ProgressReports:
             supports_graceful_stop=shared_session.supports_graceful_stop,
             step_us=round(1e6 * own_s),
             training=_training_report(training),
-            # empty while the rank warms up, so that no reader takes those times for its pace
+            # empty while the rank warms up, so that no reader takes warm-up times for the rank's pace
             step_times=_step_times(shared_session.steps.times) if own_s > 0 else None,
         )
         self._transmit(progress)
@@ -129,7 +129,7 @@ class ProgressReports:
 
 
 def _training_report(training: MakeTraining | None) -> TrainingReport | None:
-    """Return the training's state, or None if the program's function fails: the step counts all the same."""
+    """Return the training's state, or None if the program's function fails: the step still counts."""
     if training is None:
         return None
     try:

@@ -1,8 +1,8 @@
 """`RankClient`: one rank's blocking interface to its session, returned by `strata.connect()`.
 
-Inside `strata run` the rank attaches to its agent's socket, and its place (generation, rank, world size) is in
-the environment. Otherwise it is a standalone process: its agent is a member with one rank, and the world
-assigns its place. The interface is the same.
+Under `strata run` the rank attaches to its agent's socket, and its place (generation, rank, world size) is in
+the environment. Otherwise the rank is a standalone process: its own agent is a member with one rank, and the rank's
+place comes from the world. The interface is the same.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
 
 LOCAL_SLACK_S: Final = 10.0
-"""Seconds after a barrier's own timeout in which its outcome may still come: reconnects take a while."""
+"""Seconds a call waits for the outcome after the barrier's own timeout: the session may have to reconnect."""
 
 UNHEARD_S: Final = 2.0
-"""Seconds after which a warning says that no coordinator has confirmed this rank's end."""
+"""Seconds after which a warning says that no coordinator has confirmed this rank's exit report."""
 
 log: Final = logging.getLogger("strata.client")
 
@@ -49,13 +49,13 @@ T = TypeVar("T")
 class RankClient:
     """One rank: barriers, progress and requests, from any thread.
 
-    Coordinators may come and go; calls wait for them until their timeout. Once a newer world exists, every call
-    of this rank raises `StaleGeneration`. Once the session is over for good, every call raises the reason
+    If coordinators are unreachable, a call waits for them until its timeout. Once a newer world exists, every call
+    of this rank raises `StaleGeneration`. Once the session has ended for good, every call raises the reason
     (`StaleIncarnation`, `ClusterReplaced`, `JobFailed`…).
     """
 
     def __init__(self, shared_session: SharedSession, background: BackgroundLoop) -> None:
-        """Become one more user of the shared session; call it in the loop."""
+        """Register as a user of the shared session; must be called in the loop."""
         shared_session.users += 1
         self._shared_session = shared_session
         self._session = shared_session.session
@@ -63,7 +63,7 @@ class RankClient:
         self._closed = False
         self._reports = ProgressReports(shared_session, background)
         self._reporting: concurrent.futures.Future[bool] | None = None
-        """The report of how this rank ended, from `close` on."""
+        """The sending of this rank's exit report, once `close` has begun it."""
         self._loop.at_stop(self._detach)
 
     # -- identity
@@ -97,7 +97,7 @@ class RankClient:
 
     @property
     def restore_point(self) -> RestorePoint | None:
-        """The checkpoint that this generation starts from; None if it starts from nothing."""
+        """The checkpoint that this generation starts from; None if it starts without a checkpoint."""
         return self._shared_session.place.restore_point
 
     @property
@@ -128,13 +128,12 @@ class RankClient:
     ) -> dict[int, bytes]:
         """Return the payloads by rank once every rank of the world (or of `ranks`) has arrived.
 
-        Ranks without a payload are absent from the result. A name belongs to one set of ranks. Each call with
-        it is a round of its own, and only one call per name may be open.
+        Ranks without a payload are absent from the result. A name must always be used with the same set of ranks. Each
+        call with a name is a separate round, and only one call per name may be open.
 
-        `BarrierTimeout` names the ranks still missing `timeout_s` after the first arrival, `BarrierBroken` the
-        ranks that died. All ranks get the same error, and the round is over. `Unavailable` is local: this rank
-        could not learn the outcome; calling again joins the same round. `InvalidArgument`: an argument that no
-        barrier can carry.
+        `BarrierTimeout` names the ranks still missing `timeout_s` after the first arrival, `BarrierBroken` the ranks
+        that died. All ranks get the same error, and the round is over. `Unavailable` is local: this rank did not
+        receive the outcome, and another call joins the same round. `InvalidArgument`: an argument is invalid.
         """
         checked = (
             arguments.barrier_name(name),
@@ -169,8 +168,8 @@ class RankClient:
             self._shared_session.rounds.arrived(name, pending)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + LOCAL_SLACK_S):
-                # A caller that gives up leaves the round open. From Python 3.14 on, `shield` would log its
-                # later failure.
+                # If the caller times out, the round stays open. `wait` and not `shield`: from Python 3.14 on,
+                # `shield` would log a later failure of `pending`.
                 await asyncio.wait((pending,))
             outcome = pending.result()
         except TimeoutError:
@@ -198,13 +197,14 @@ class RankClient:
         data_wait_s: float | None = None,
         training: MakeTraining | None = None,
     ) -> None:
-        """Report this rank's step and phase; sent soon, without waiting.
+        """Report this rank's step and phase; return without waiting, and send the report soon.
 
-        Shown to users, and named when other ranks wait for this one. `phase` is cut to 200 characters, and
-        control characters become "?". `own_s` is the time this rank itself spent on its last step, if it knows
-        that. Without it, a slow rank looks like the ranks that wait for it in every step. `data_wait_s` is the
-        share of `own_s` spent waiting for batches. `training` returns the state of the training as a whole, of
-        which rank 0's is shown. It is called in the background thread, and only for a report that is sent.
+        Users see both, also in the error of a barrier at which other ranks wait for this rank. `phase` is cut to 200
+        characters, and control characters become "?". `own_s` is the compute time and data wait of this rank's last
+        step, without waiting for other ranks, if known. Without `own_s`, a slow rank cannot be told from the ranks that
+        wait for it in every step. `data_wait_s` is the share of `own_s` spent waiting for batches. `training` returns
+        the state of the training as a whole; only rank 0's is shown. `training` is called in the background thread,
+        and only for a report that is sent.
         """
         step = arguments.integer("step", step, below=2**63)
         phase = arguments.phase(phase)
@@ -219,10 +219,10 @@ class RankClient:
     def hold_saves(self, hold: SaveHold | None) -> None:
         """Report that this rank trains on but cannot save for now, or (None) that it can save again.
 
-        Sent soon, without waiting, from any thread; never raises. It is shown with the rank's progress. For a
-        rank that has trained, it is also recorded once (`core.stop.save_hold`).
+        Any thread may call this; it returns without waiting and never raises. The hold is shown with the rank's
+        progress. For a rank that has trained, it is also recorded once (`core.stop.save_hold`).
         """
-        with contextlib.suppress(Unavailable):  # the session is over: no coordinator is left to report to
+        with contextlib.suppress(Unavailable):  # the session has ended, so no coordinator can receive it
             self._loop.soon(lambda: self._hold(hold))
 
     def _hold(self, hold: SaveHold | None) -> None:
@@ -253,14 +253,14 @@ class RankClient:
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         """Call `callback` with every change of a checkpoint, in the background thread.
 
-        It must not block. Return the function that removes the callback.
+        The callback must not block. Return a function that removes it.
         """
         return _observe(self._shared_session.watcher.checkpoint_callbacks, callback)
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        """Call `callback` with the known world and every update of it, in the background thread.
+        """Call `callback` with the known world and every later update of the world, in the background thread.
 
-        It must not block. Return the function that removes the callback.
+        The callback must not block. Return a function that removes it.
         """
         stop = _observe(self._shared_session.watcher.world_callbacks, callback)
         if self._session.world is not None:
@@ -271,14 +271,14 @@ class RankClient:
     def observe_place(self, callback: Callable[[PlaceMessage], None]) -> Callable[[], None]:
         """Call `callback` with this rank's place in a newer generation, in the background thread.
 
-        Only an agent that restarts ranks inside their processes sends one. The callback must not block.
+        Only an agent that restarts ranks inside their processes sends such a place. The callback must not block.
         """
         return _observe(self._shared_session.watcher.place_callbacks, callback)
 
     def observe_end(self, callback: Callable[[StrataError], None]) -> Callable[[], None]:
-        """Call `callback` with the error that ends this rank's session for good: in the background thread, or at once.
+        """Call `callback` with the error that ends this rank's session for good, in the background thread.
 
-        It must not block nor raise.
+        If the session has ended already, call it in this thread. The callback must neither block nor raise.
         """
         stop = _observe(self._shared_session.watcher.end_callbacks, callback)
         if (error := self._session.error) is not None:
@@ -291,7 +291,7 @@ class RankClient:
         return self._shared_session.owns_member
 
     def check(self) -> None:
-        """Raise if this rank's generation or session has ended; return at once otherwise."""
+        """Raise if this rank's generation or session has ended; otherwise return immediately."""
         self._check_current()
 
     def _check_current(self) -> None:
@@ -313,11 +313,11 @@ class RankClient:
     def rejoin(self, *, timeout_s: float | None = None) -> None:
         """Join the newest world once a newer one has a place for this member.
 
-        For a standalone process that holds nothing of the old generation (no process group, no state of other
-        ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
+        Only a standalone process may call this, and must have released everything of the old generation (process
+        groups, state of other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
 
-        Call it after `StaleGeneration`: it waits for the newer world, and logs a warning if it has to. Raise
-        `Unavailable` if there is none within `timeout_s`; the rank is then unchanged.
+        Call this after `StaleGeneration`. If the newer world is not formed yet, log a warning and wait for it. Raise
+        `Unavailable` if it is not formed within `timeout_s`; the rank is then unchanged.
         """
         if not self._shared_session.owns_member:
             raise Refused(
@@ -351,7 +351,7 @@ class RankClient:
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
         self._shared_session.rounds = RoundBook()
-        self._shared_session.said = None  # of a generation that has ended, and so is a save hold
+        self._shared_session.said = None  # like the save hold, of a generation that has ended
         self._shared_session.steps = StepWindow()
         if self._shared_session.save_hold is not None:
             self._shared_session.save_hold.recording.cancel()
@@ -370,19 +370,19 @@ class RankClient:
             self.close(code=code, reason=f"{type(error).__name__}: {error}")
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
-        """End this client; the last one of its rank in this process ends the session. Idempotent.
+        """Close this client; the rank's last client in this process ends the session. Idempotent.
 
-        Under `strata run` the agent learns a rank's result from its exit code. Only two results are reported
-        here, because the program may still exit with another code: it stopped as requested (75), or another try
-        would fail in the same way (78).
+        Under `strata run` the agent takes a rank's result from the exit code. Only two codes are reported here, because
+        the program may still exit with another code: 75, it stopped as requested; 78, a restart would fail in the same
+        way.
 
-        A standalone process reports here: code 0 means its rank is done, 75 that it stopped as requested. It
-        waits one minute for coordinators that are unreachable. With any other code, or if the process ends
-        without `close`, the member leaves its world, which ends the generation for the others.
+        A standalone process reports its result here: code 0, its rank is done; 75, it stopped as requested. `close`
+        waits one minute for coordinators that are unreachable. With any other code, or if the process exits without
+        `close`, the member leaves its world, which ends the generation for the others.
 
-        Raise `Preempted` if the rank is done but no coordinator learned of it in time, or its agent has ended:
-        start the program again to report it. A thread interrupted here returns at once; the report goes on in
-        the background while the process lives, and a moment longer.
+        Raise `Preempted` if the rank is done but no coordinator received the report in time, or the rank's agent has
+        ended: start the program again to report it. If this thread is interrupted, the call returns immediately, and
+        the report goes on in the background until shortly after the process begins to exit.
         """
         if self._closed or self._loop.is_inherited:
             return
@@ -399,8 +399,8 @@ class RankClient:
             raise Preempted(f"rank {self.rank} is done, and no coordinator heard that")
 
     async def _close(self, code: int, reason: str) -> bool:
-        """Report how this rank ended, if that is reported here, and leave; False if no coordinator received it
-        in time.
+        """Report this rank's result, if `close` reports it, and leave; return False if no coordinator received the
+        report in time.
         """
         self._reports.send()
         self._shared_session.users -= 1
@@ -431,7 +431,7 @@ class RankClient:
         return reported
 
     async def _detach(self) -> None:
-        """Leave when the process ends without `close`, so that it is not taken for frozen."""
+        """Leave when the process exits without `close`, so that the rank is not taken for frozen."""
         if self._reporting is not None:  # the thread that closed was interrupted
             await asyncio.wait({asyncio.wrap_future(self._reporting)})
         elif not self._closed:

@@ -1,4 +1,4 @@
-"""The state that all clients of one rank in this process share: its place, its session, and their observers."""
+"""The state that all clients of one rank in this process share: the rank's place, its session, and the observers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 log: Final = logging.getLogger("strata.client")
 
 REACH_S: Final = 300.0
-"""Seconds a caller without a timeout tries to reach a coordinator or the agent."""
+"""Seconds for which a call without a timeout tries to reach a coordinator or the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class RankPlace:
 
 @dataclass(slots=True, kw_only=True)
 class SharedSession:
-    """One rank's session and the state its clients in this process share. Changed in the loop only.
+    """One rank's session and the state that its clients in this process share. Only the loop changes it.
 
-    A rank has one session: a second one would replace it. So connecting again in the same process returns
-    another client of the same shared session, and the last client to close ends the session.
+    A rank can have only one session: a second would replace the first. So connecting again in the same process
+    returns another client of the same shared session, and the last client to close ends the session.
     """
 
     session: Session
@@ -96,10 +96,10 @@ class RankObserver:
             except Exception:
                 log.exception(
                     "an observer of the world failed"
-                )  # must not end the session, as with checkpoints
+                )  # a failing observer must not end the session, as in `on_checkpoint`
 
     def on_ended(self, serving: concurrent.futures.Future[None]) -> None:
-        """Hand the error that ended the session for good to observers; an orderly leave has none."""
+        """Pass the error that ended the session for good to the observers; an orderly leave has no error."""
         error = None if serving.cancelled() else serving.exception()
         if isinstance(error, StrataError):
             for callback in tuple(self.end_callbacks):
@@ -111,7 +111,7 @@ class RankObserver:
             try:
                 callback(down.place)
             except Exception:
-                log.exception("an observer of places failed")  # as with checkpoints
+                log.exception("an observer of places failed")  # as in `on_checkpoint`
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         pass  # the arriving caller has its future
@@ -128,9 +128,9 @@ class RankObserver:
 async def placed(
     session: Session, watcher: RankObserver, *, job: str, worker_id: str, after: int
 ) -> RankPlace:
-    """Return this member's place once a world newer than generation `after` has one for it.
+    """Return this member's place once a world newer than generation `after` includes the member.
 
-    For a member with one rank. Raise `JobFailed` or `JobDone` if the job ends instead.
+    The member must have one rank. Raise `JobFailed` or `JobDone` if the job ends instead.
     """
     while True:
         watcher.changed.clear()
@@ -154,7 +154,7 @@ async def placed(
 
 
 def running(background: BackgroundLoop, session: Session) -> concurrent.futures.Future[None]:
-    """Run the session in the background loop until it ends; each call of the user raises the session's errors."""
+    """Run the session in the background loop until it ends; the user's calls raise the session's errors."""
     future = background.submit(session.run())
     future.add_done_callback(_report_bug)
     return future

@@ -1,7 +1,8 @@
 """Dump the stacks of this process's threads into a file on request of its agent.
 
-`STRATA_STACKS` holds the file's name, in which `%r` stands for the rank. The request is SIGUSR2. The other side
-is `strata.agent.health.stack_request`. A warm process does the same before it runs the script.
+`STRATA_STACKS` has the file's name, in which `%r` stands for the rank. The request is SIGUSR2; the agent's side
+is `strata.agent.health.stack_request`. A warm process (started in advance) registers the handler before it runs the
+script.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def answer_stack_dumps(environment: Mapping[str, str]) -> bool:
     name = environment.get("STRATA_STACKS", "").replace("%r", environment.get("RANK", ""))
     if not name or Path(name).exists() or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
         return False
-    # the file gets its name only once the handler exists: without it the signal would end the process
+    # the agent signals only if the file exists, so name it last: without a handler the signal would end the process
     announced = Path(name)
     file = announced.with_suffix(".part").open("ab")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)

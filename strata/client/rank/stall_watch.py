@@ -1,15 +1,15 @@
 """The watch over ranks that live but make no progress; each agent watches its own ranks.
 
-The watch receives each rank's reports on their way up (`core.health.stalls` has the rules) and adds step times
-to them. Twice a second it looks for ranks that are late and ranks that have stalled (made no progress for too
-long). It reports a late rank at once: an agent that reports no late rank is taken for one that cannot report.
-Then it fetches the rank's stacks and, for a stalled rank, the recording of its communication library. Fetching
-may take seconds and holds up no look. Stacks and recording are reported as soon as they are there, so that any
-replica can determine which rank holds up which.
+The watch receives each rank's reports on their way to the coordinators, and adds step times to them. Twice a second
+it looks for ranks that are late and ranks that have stalled, that is made no progress for too long
+(`core.health.stalls` has the rules). It reports a late rank immediately: if an agent reports no late rank, the
+coordinators assume that it cannot report. Then the watch fetches the rank's stacks and, for a stalled rank, the
+recording of its communication library. Fetching may take seconds and does not delay the next look. Stacks and
+recording are reported as soon as they are fetched, so that any replica can determine which rank blocks which.
 
-With `evict`, the rank that seems to hold up the others is killed, which ends the generation: one restart
-instead of a hang of hours. By default no rank is killed. A long evaluation that was reported as a step is
-reported as a stall, and the stall ends by itself when the rank moves.
+With `evict`, the rank that seems to block the others is killed, which ends the generation: one restart instead of a
+hang of hours. By default no rank is killed. Limit: a long evaluation that was reported as a step is reported as a
+stall; the stall ends when the rank makes progress again.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from strata.v1.members_pb2 import RankProgress, SaveHold, StepTimes
 LOOK_S: Final = 0.5
 """Seconds between two looks for late and stalled ranks."""
 OVERSLEPT_S: Final = 0.5
-"""A look that is later than this shows that this process itself stalled: that time counts against no rank."""
+"""If a look is later than this, the agent's own process stalled: that time does not count for any rank's stall."""
 STACKS: Final = 16
-"""The most stacks fetched and reported at a time: hundreds of slots may stall. The innermost frame of the main
-thread is reported for every rank whose stacks were fetched.
+"""The most ranks whose stacks are fetched and reported at a time: hundreds of slots may stall. The innermost frame of
+the main thread is reported for every rank whose stacks were fetched.
 """
 STACK_CHARS: Final = 4000
 EVICT_AFTER_S: Final = 3.0
-"""Seconds between the first stall and the eviction: other ranks stall in the same moments, and only then does
-it show which rank holds up the others.
+"""Seconds between the first stall and the eviction: the other ranks must stall, too, before the coordinators can
+determine which rank blocks the others.
 """
 
 Tell = Callable[[int, Sequence[RankProgress]], None]
-"""Called with (generation, ranks): reports them to the coordinators."""
+"""Called with (generation, ranks): reports the ranks' progress to the coordinators."""
 
 
 class Log(Protocol):
@@ -67,14 +67,14 @@ class Actions:
     stack: Callable[[int], Awaitable[str | None]]
     """Returns the stacks of a rank's threads, or None if they are unknown."""
     trace: Callable[[int], Awaitable[tuple[Path, int] | None]]
-    """Returns the file with the recording of a rank's communication, and its size, if there is one."""
+    """Returns the file with the recording of a rank's communication, and the file's size; None without a recording."""
     evict: Callable[[int, int, str], None] | None
     """Kills (rank, generation) for a reason; None: ranks are only reported."""
     process: Callable[[int], str] = lambda _rank: ""
-    """Returns the state of a rank's process, as `RankProgress.process` has it; "" if it is unknown."""
+    """Returns the state of a rank's process in the format of `RankProgress.process`; "" if it is unknown."""
     blame: Callable[[], Awaitable[Collection[int] | None]]
-    """Returns the ranks of the whole world that hold up the others; empty if none shows; None: no coordinator
-    answers.
+    """Returns the ranks of the whole world that block the others; empty if no such rank is known; None if no
+    coordinator answers.
     """
 
 
@@ -94,18 +94,18 @@ class _Watched:
     pace: RankPace = field(default_factory=RankPace)
     stall: Stall | None = None
     late: bool = False
-    """Whether it has not moved for clearly longer than usual."""
+    """Whether the rank made no progress for clearly longer than usual."""
     fetched: bool = False
-    """Whether its stacks were fetched since it became late."""
+    """Whether the rank's stacks were fetched since it became late."""
     evidence: _Evidence = _Evidence()
     since_s: float = 0.0
     """When the stall was found."""
     times: StepTimes | None = None
-    """Its step times, from its own last report."""
+    """The rank's step times, from its last report."""
     save_hold: SaveHold | None = None
-    """Why it cannot save for now, from its own last report."""
+    """The reason why the rank cannot save for now, from its last report."""
     own_us: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    """The rank's own time for each step, as it reports it, without waiting for others."""
+    """The time of each step as the rank reports it, without waiting for other ranks."""
 
 
 class StallWatch:
@@ -117,19 +117,19 @@ class StallWatch:
         self._generation = 0
         self._ranks: dict[int, _Watched] = {}
         self._evicted = False
-        """Whether a rank of this generation was evicted: one is enough to end it."""
+        """Whether a rank of this generation was evicted: one eviction ends the generation."""
         self._unanswered_s = -EVICT_AFTER_S
 
     # -- input
 
     def watch(self, generation: int) -> None:
-        """Watch the ranks of this generation from now on, and no others; 0: none."""
+        """Watch only the ranks of this generation from now on; 0: watch no rank."""
         self._generation = generation
         self._evicted = False
         self._ranks.clear()
 
     def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        """Record the reports of ranks, and pass them on with their step times."""
+        """Record the reports of ranks, add their step times, and pass the reports on."""
         if generation == self._generation:
             ranks = [self._annotate(rank) for rank in ranks]
         self._actions.tell(generation, ranks)
@@ -222,7 +222,7 @@ class StallWatch:
                 watched.late = True
                 if (
                     self._actions.process(rank) == STOPPED
-                ):  # a stopped process answers nothing: its state is all there is to know
+                ):  # a stopped process cannot dump its stacks, so its state is the only evidence
                     watched.evidence = _Evidence(process=STOPPED)
                 late.append(rank)
         self._tell(self._generation, late)
@@ -230,13 +230,13 @@ class StallWatch:
     async def _ask(self) -> None:
         loop = asyncio.get_running_loop()
         while await self._look(loop.time()):
-            pass  # more ranks are late by now, or there were too many to fetch at a time
+            pass  # repeat: more ranks are late by now, or too many were late to fetch at a time
         await self._evict(loop.time())
 
     async def _look(self, now_s: float) -> bool:
         """Fetch the stacks of late ranks, some at a time, and report each new stall; return False if there is neither.
 
-        A rank's stacks are fetched when it is late, and once more when it is found to stall.
+        A rank's stacks are fetched when it becomes late, and once more when it has stalled.
         """
         generation = self._generation
         found: dict[int, Stall] = {}
@@ -260,7 +260,7 @@ class StallWatch:
         for rank, evidence in zip(chosen, seen, strict=True):
             now = self._ranks.get(rank)
             if now is None or (now.pace.step, now.pace.phase) != moved[rank]:
-                continue  # it moved meanwhile
+                continue  # the rank made progress meanwhile
             if evidence.stack:
                 held += 1
             now.fetched, now.evidence = (
@@ -280,7 +280,7 @@ class StallWatch:
         return rank in self._ranks and self._ranks[rank].late and self._ranks[rank].stall is None
 
     def _tell(self, generation: int, ranks: Sequence[int]) -> None:
-        """Report how long these ranks have not moved, and the evidence found."""
+        """Report for how long these ranks have made no progress, and the evidence found."""
         if ranks:
             now_s = asyncio.get_running_loop().time()
             ages_ms = {rank: round(1000 * self._ranks[rank].pace.still_s(now_s)) for rank in ranks}
@@ -308,7 +308,7 @@ class StallWatch:
         """Return a rank's evidence; a recording only if it has stalled."""
         process = self._actions.process(rank)
         if process == STOPPED:
-            return _Evidence(process=process)  # it answers nothing
+            return _Evidence(process=process)  # a stopped process cannot dump its stacks
         trace = None
         if stalled:
             fetched, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
@@ -324,11 +324,11 @@ class StallWatch:
         )
 
     async def _evict(self, now_s: float) -> None:
-        """Kill one local rank that holds up the others, once all ranks had time to stall.
+        """Kill one local rank that blocks the others, once all ranks had time to stall.
 
-        Only ranks blamed by the coordinators, which see all ranks, are candidates: a rank that stalls here may
-        wait for one elsewhere that moves. While no coordinator answers, no rank is killed: the ranks may have
-        stalled because they wait for the coordinators, and a new generation needs those, too.
+        Only ranks that the coordinators blame are candidates, since coordinators see all ranks: a rank that stalls
+        here may wait for a rank on another node that has not stalled. While no coordinator answers, no rank is killed:
+        the ranks may have stalled because they wait for the coordinators, and a new generation needs coordinators, too.
         """
         still = {rank: watched for rank, watched in self._ranks.items() if watched.stall is not None}
         evict = self._actions.evict
@@ -341,7 +341,7 @@ class StallWatch:
         if blamed is None:
             self._unanswered_s = asyncio.get_running_loop().time()
         if now_s - self._unanswered_s < EVICT_AFTER_S:
-            return  # they may move, now that a coordinator answers
+            return  # the ranks may make progress, now that a coordinator answers
         if not blamed or generation != self._generation:
             return
         still = {rank: watched for rank, watched in still.items() if watched.stall is not None}
@@ -369,7 +369,7 @@ class StallWatch:
 
 
 async def kept(watch: Callable[[], Awaitable[None]], log: Log) -> None:
-    """Run a watch, and restart it after a bug: a bug in it must not end the training that it watches."""
+    """Run a watch, and restart it after an exception: a bug in the watch must not end the training."""
     while True:
         try:
             await watch()

@@ -1,7 +1,7 @@
-"""A standalone process: it has no agent, so it starts one as its child (`strata.agent.standalone`).
+"""A standalone process: no agent started it, so it starts its own agent as a child (`strata.agent.standalone`).
 
-The two communicate over a socket pair. The agent is the member of the job. This process has that member's
-session, and imports no grpc.
+The two processes communicate over a socket pair. The agent is the member of the job. This process uses that member's
+session through the agent, and imports no grpc.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from strata.v1.session_pb2 import AgentStart, Down, Up
 log: Final = logging.getLogger("strata.client")
 
 SPARED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the agent ignores: they are sent to all processes of a group, but meant for the programs."""
+"""Signals that the agent ignores: they are sent to all processes of a group, but meant for the user's program."""
 SAY_S: Final = 10.0
-"""Seconds after which a standalone process logs that it waits."""
+"""Seconds after which a standalone process that waits for a world logs a message."""
 ROOT: Final = str(Path(strata.__file__).parent.parent)
 PROGRAM: Final = """
 import sys
@@ -55,7 +55,7 @@ main(int(descriptor))
 
 
 def start_of(endpoints: Sequence[str], detect_s: float, own: Credentials) -> AgentStart:
-    """Return the agent's settings, as a message: other users may read a command line."""
+    """Return the agent's settings as a message and not as arguments: other users can read a command line."""
     return AgentStart(
         endpoints=endpoints,
         detect_s=detect_s,
@@ -72,8 +72,7 @@ async def join(
 ) -> SharedSession:
     """Register as a member with one rank, and wait for a world that has a place for it.
 
-    Without `timeout_s` only the first coordinator must answer in time: a world may wait for members that come
-    tomorrow.
+    Without `timeout_s` only the wait for the first coordinator has a limit: the world may wait a day for its members.
     """
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     watcher = RankObserver()
@@ -82,8 +81,8 @@ async def join(
         route=Route((Endpoint(path=f"agent of process {os.getpid()}"),), random.Random()),
         dial=own_agent(start),
         observer=watcher,
-        # `ProgressReports` already coalesces; the agent is silent until a coordinator answers, and its end
-        # shows at once
+        # `ProgressReports` already coalesces; the agent sends nothing until a coordinator answers, and its exit
+        # closes the socket immediately
         pace=Pace(progress_s=0.0, handshake_s=math.inf),
     )
     session.on_request = Inspection(
@@ -110,7 +109,7 @@ async def join(
             hint="the job waits for more members, or has as many as it takes: see `strata members`",
         ) from None
     except BaseException:
-        serving.cancel()  # the agent leaves: a coordinator may be registering this member
+        serving.cancel()  # the agent then leaves, since a coordinator may be registering this member
         raise
     finally:
         saying.cancel()
@@ -118,7 +117,7 @@ async def join(
 
 
 def own_agent(start: AgentStart) -> Dial:
-    """Return the dial function for this process's agent: the first call starts the agent, which never starts again."""
+    """Return the dial function for this process's agent: the first call starts the agent, later ones do not."""
     sockets: list[socket.socket] = []
     why = ""
 
@@ -147,7 +146,7 @@ def spawned() -> socket.socket:
     """Start an agent as a child of this process; return this end of the socket pair between the two."""
     if not sys.executable or getattr(
         sys, "frozen", False
-    ):  # frozen: sys.executable is the program itself, as with PyInstaller
+    ):  # a frozen program (PyInstaller): sys.executable is the program itself
         raise _cannot_start("sys.executable names no interpreter")
     ours, theirs = paired()
     with theirs, _without_signals():
@@ -178,7 +177,7 @@ def _cannot_start(why: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _without_signals() -> Iterator[None]:
-    """Block the spared signals in this thread: the child inherits the mask until it ignores them itself."""
+    """Block the `SPARED` signals in this thread: the child inherits the mask, and soon ignores the signals itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)
     try:
         yield
@@ -198,7 +197,7 @@ async def own_stacks(_rank: int) -> str | None:
 
 
 class _LibraryLog:
-    """Writes events to Python's own log, as the library does for all it logs in a user's process."""
+    """Writes events to Python's own log, as the library always does in a user's process."""
 
     def info(self, event: str, **facts: Any) -> None:
         log.info("%s: %s", event, facts)

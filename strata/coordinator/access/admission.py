@@ -1,13 +1,14 @@
 """Admission: authentication, authorisation and rate limits of calls and streams.
 
-A call or a stream is authenticated once (`caller`). The table in `strata.core.access.authority` says what the identity
-may do: `admit` here checks streams, `permission` checks requests. The same rules hold for unary calls, sessions and the
-calls they carry, peers and watches. Without authentication every caller is anonymous, and may do everything.
+A call or a stream is authenticated once (`caller`). The table in `strata.core.access.authority` says what the
+identity may do: `admit` here checks streams, `permission` checks requests. The same rules apply to unary calls,
+sessions, calls on a session, peers and watches. Without authentication every caller is anonymous, and may do
+everything.
 
-A stream lives on after its admission. So every `review_s` each open stream is reviewed: the function that admitted
-it checks again the credential that it was admitted by. A stream ends if its token was revoked or expired, or if its
-certificate expired or lost its authority. A client with a newer credential connects again with that, as after any
-broken connection.
+A stream outlives its admission. So each open stream is reviewed every `review_s`: the function that admitted
+the stream checks the stream's credential again. A stream ends if its token was revoked or expired, or if its
+certificate expired or is no longer signed by an accepted authority. A client with a newer credential then
+connects again with the newer one, as after any broken connection.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Admission:
         self._authorities = Authorities(ca_file, now=now) if path is None and ca_file is not None else None
 
     def caller(self, context: Context) -> Identity | None:
-        """Return the caller's identity, or None without authentication; `Unauthenticated` if it cannot be proved."""
+        """Return the caller's identity, or None without authentication; `Unauthenticated` if it has no proof."""
         if not self._authenticates:
             return None
         credential = self._credential(context)
@@ -91,11 +92,11 @@ class Admission:
         return self._identity_of(credential)
 
     def _credential(self, context: Context) -> Credential:
-        """Return the caller's credential; `Unauthenticated` if a token is required and it sends none."""
+        """Return the caller's credential; `Unauthenticated` if a token is required and the caller sends none."""
         return bearer(context) if self._tokens is not None else certified(context)
 
     def _identity_of(self, credential: Credential) -> Identity:
-        """Return the identity of a credential, by the tokens last read; `Unauthenticated` if it proves none."""
+        """Return the identity that a credential proves by the tokens last read; `Unauthenticated` without proof."""
         if isinstance(credential, str):
             assert self._tokens is not None
             return self._tokens.holder(credential)
@@ -105,7 +106,9 @@ class Admission:
         return identity
 
     def asks(self, context: Context) -> Identity | None:
-        """Return the caller as `caller` does, and count the call; `QuotaExceeded` for too many, known caller or not."""
+        """Return the identity as `caller` does, and count the call; `QuotaExceeded` for too many calls, even
+        anonymous.
+        """
         now_s = asyncio.get_running_loop().time()
         try:
             identity = self.caller(context)
@@ -130,7 +133,7 @@ class Admission:
 
     @contextmanager
     def holding(self, identity: Identity | None, kind: str) -> Iterator[None]:
-        """Count a stream while the block runs; `QuotaExceeded` if that is one too many."""
+        """Count a stream while the block runs; `QuotaExceeded` if the caller has too many streams."""
         self.meter.open(identity, kind)
         try:
             yield
@@ -197,7 +200,7 @@ class Admission:
         stream.end(Unauthenticated(f"admitted earlier, and no longer: {why.message}", hint=hint))
 
     def admit(self, context: Context, method: str, *, job: str | None = None) -> Identity | None:
-        """Return the caller of a stream, or of a call about the cluster, as `asks` does; raise if it may not."""
+        """Return the caller of a stream, or of a call about the cluster, as `asks` does; raise without permission."""
         identity = self.asks(context)
         rule = RULES.get(method)
         # a session names its worker in its Hello, and is checked against it then
@@ -209,7 +212,7 @@ class Admission:
 def own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> Identity | None:
     """Return the identity that peers will see for this replica, or None without authentication.
 
-    Raise `ConfigError` if peers would refuse it: otherwise this replica would wait for them for ever.
+    Raise `ConfigError` if peers would refuse it: otherwise this replica would wait for its peers for ever.
     """
     mine = config.credentials
     identity: Identity | None

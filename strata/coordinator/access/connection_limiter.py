@@ -1,9 +1,9 @@
 """Connection limits of the gRPC port, enforced by reading the process's descriptors once a second.
 
 gRPC's C core limits the time of a handshake, the idle time of a connection, its streams, and all connections
-together (`server.server_options`). It does not know whether a connection's client is authenticated, and does not count
-connections by address. This module does both, by the rule in `core.access.connection_limits`. An admitted call names
-its connection by the peer's address and port.
+together (`server.server_options`). The C core does not know whether a connection's client is authenticated, and
+does not count connections by address. This module adds limits of both kinds, by the rule in
+`core.access.connection_limits`. An admitted call names its connection by the peer's address and port.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = get_logger()
 
 LOOK_S: Final = 1.0
 BUSY_POLL_S: Final = 0.1
-"""Between checks while more than three quarters of the connections are taken."""
+"""The pause between checks while more than three quarters of the connections are in use."""
 LOG_S: Final = 60.0
 
 
@@ -59,22 +59,22 @@ class ConnectionReport:
             *("port", "reason"),
         )
         self._due = Seldom(LOG_S)
-        self._pending_errors: Tally[str] = Tally()
+        self._unreported: Tally[str] = Tally()
 
     def tell(self, port: str, excess: Sequence[Excess[Any]], now_s: float) -> None:
         """Count the closed connections; log them once a minute at most."""
         for each in excess:
             self.closed.child(port, each.reason).add()
-            self._pending_errors[f"{port} {each.reason}"] += 1
+            self._unreported[f"{port} {each.reason}"] += 1
         if excess and self._due.due(now_s) is not None:
             log.warning(
                 "connections_closed",
-                counts=dict(self._pending_errors),
+                counts=dict(self._unreported),
                 most_from=worst_address(list(excess)),
                 open=dict(self.open),
                 hint="docs/security.md: connections",
             )
-            self._pending_errors.clear()
+            self._unreported.clear()
 
 
 class Callers(Protocol):
@@ -121,7 +121,7 @@ class ConnectionLimiter:
             await self._look()
 
     async def end(self, peer: str) -> bool:
-        """Close the connection of `peer`, as a call's context names it; False if it has already ended."""
+        """Close the connection of `peer` (named as in a call's context); False if the connection has already ended."""
         await self.look()
         connection = self._by_peer.get(peer_of(peer))
         if connection is not None:
@@ -130,7 +130,7 @@ class ConnectionLimiter:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        # before the check, so each peer in it still has a descriptor or has disconnected
+        # read before the check: each of these peers then either has a descriptor still or has disconnected
         admitted = self._callers.admitted()
         seen = await asyncio.to_thread(self._descriptors.look)
         now_s = loop.time()

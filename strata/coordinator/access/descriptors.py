@@ -1,8 +1,9 @@
-"""The accepted connections of a port, found among the process's file descriptors, and closed if necessary.
+"""The accepted connections of a port: found among the process's file descriptors, and closed on request.
 
-gRPC's C core shows neither the connections that it accepted nor those still in their handshake, and cannot close
-one. The kernel shows them: a descriptor is such a connection if its socket is bound to the served port and has a
-peer. Descriptor numbers are reused, so the inode of the socket tells one connection from the next.
+gRPC's C core shows neither the connections that it accepted nor those still in their handshake, and cannot
+close a connection. The kernel shows them: a descriptor is such a connection if its socket is bound to the
+served port and has a peer. Descriptor numbers are reused, so the inode of the socket tells one connection from
+the next.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Descriptors:
 
 
 def shut(accepted: Accepted) -> bool:
-    """End a connection as its peer would; False if it has already ended, or no descriptor is left for that.
+    """End a connection as its peer would; False if it has already ended, or this process has no free
+    descriptor.
 
     The owner of the connection then reads the end of the stream and closes its descriptor. This function works on a
     duplicate and compares the inode, since the number may belong to another connection by now.

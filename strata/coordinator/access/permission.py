@@ -34,7 +34,7 @@ def check_call(identity: Identity | None, method: str, request: Any, cluster: st
 
 
 def hide_others(identity: Identity | None, response: Any) -> None:
-    """Remove the jobs that `identity` may not read from a list of jobs; its page token stays valid."""
+    """Remove the jobs that `identity` may not read from a list of jobs; the list's page token stays valid."""
     if identity is None or not identity.jobs or identity.role is Role.COORDINATOR:
         return
     if isinstance(response, ListJobsResponse):

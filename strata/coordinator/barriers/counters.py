@@ -1,8 +1,8 @@
 """The visible counter of a barrier that stays open, as a hint for people (PROTOCOLS 6.5).
 
-One replica maintains it for each round: the first in the order of writers of the outcome. It writes the
-counter only if its content changed, at the earliest 0.1 s after the round opened, and at most every 0.5 s. No
-decision reads the counter.
+One replica maintains the counter of each round: the replica that is first in the order of the outcome's
+writers. It writes the counter only if its content changed, at the earliest 0.1 s after the round opened, and at
+most every 0.5 s. No decision reads the counter.
 """
 
 from __future__ import annotations

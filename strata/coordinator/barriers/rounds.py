@@ -9,7 +9,7 @@ repeatedly until it sees the outcome. Any replica that can decide a round writes
 outcome in their view. Waiters are answered from the view only, never from the result of the write. So it makes no
 difference whether this replica wrote the outcome, another one did, or one that has died since.
 
-`BarrierBook` holds this replica's knowledge of the open rounds.
+`BarrierBook` stores the open rounds that this replica knows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Waiter(Protocol):
     """A session or a call that waits for the end of a round."""
 
     def outcome(self, key: BarrierKey, message: barriers_pb2.BarrierOutcome) -> None:
-        """Receive the outcome of a round at which it arrived."""
+        """Receive the outcome of a round at which this waiter arrived."""
         ...
 
     def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
@@ -129,7 +129,8 @@ class Barriers:
                     waiter.outcome(key, wire.outcome_message(job, key, end))
                 return
         if index is None or key.generation > index.head.generation:
-            # A member knows its world from this view. A peer may be ahead of it, and forwards the arrival again.
+            # A member knows its world from this replica's view. A peer's view may be ahead, and the peer
+            # forwards the arrival again.
             raise Refused(f"{key}: there is no such generation yet")
         entry = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
         if waiter is not None:
@@ -205,7 +206,7 @@ class Barriers:
             self._writers[key] = self._tasks.create_task(self._write(key), name=f"writer of {key}")
 
     async def _write(self, key: BarrierKey) -> None:
-        """Write the outcome in this replica's turn, unless another has; retry while it can be decided."""
+        """Write the outcome in this replica's turn, unless a peer wrote it; retry while the round can be decided."""
         delay_ms = writer_delay_ms(key, self._context.instance, self._ready())
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
@@ -218,7 +219,8 @@ class Barriers:
                 else:
                     return
         except StrataError as error:
-            # a refusal is the end of the round, which the view shows too; any other error is a poison record
+            # a refusal means that the round has ended, and the view shows that too; any other error means an
+            # unreadable record
             log.warning("outcome_not_written", barrier=str(key), error=error.message)
         except Exception:
             # a bug that one round triggers must not end the replica, which serves all others
@@ -253,7 +255,7 @@ class Barriers:
                     await asyncio.sleep(self._context.timing.arrivals_again_s)
                     self._repeat()
             finally:
-                self._tasks = None  # no writer starts while this ends
+                self._tasks = None  # no writer starts from here on
 
     async def _check_deadlines(self) -> None:
         """Check each round whose deadline has passed."""

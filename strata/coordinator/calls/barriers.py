@@ -1,9 +1,9 @@
 """Barriers for clients without a session: WaitBarrier is the arrival (PROTOCOLS 5.8).
 
 The arrival is forwarded and recorded like any other. So the client may call any replica, even one that stops
-before the round ends. Only the answer is bound to the call. The call ends with `Unavailable` after `WAIT_S`, or when
-its replica stops. The client then repeats it for the same round, as long as the barrier takes. An arrival for a
-finished round receives its outcome.
+before the round ends. Only the answer is bound to the call. The call ends with `Unavailable` after `WAIT_S`, or
+when its replica stops. The client then repeats the call for the same round until the round ends. An arrival for
+a finished round receives its outcome.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BarrierCalls:
         yield Row(method="Barriers.ListBarriers", answer=self.list)
 
     def part(self) -> None:
-        """End every waiting call with `Unavailable`, so that its client calls another replica: this one stops."""
+        """End every waiting call with `Unavailable`: this replica stops, and the client then calls another."""
         for call, key in self._waiting.items():
             call.refused(key, (), Unavailable("this replica stops", hint=_AGAIN))
 
@@ -187,7 +187,7 @@ def outcomes(job: JobView) -> Iterator[tuple[BarrierKey, Entry[BarrierOutcome]]]
         for generation in job.view.names(job.keys.barrier_name(name)):
             for round_ in job.view.names(job.keys.barrier_generation(name, int(generation))):
                 if not round_.isdecimal():
-                    continue  # the floor
+                    continue  # this key is the floor, not a round
                 key = BarrierKey(job.keys.name, name, int(generation), int(round_))
                 path = job.keys.outcome(name, key.generation, key.round)
                 outcome = job.view.entry(path, BarrierOutcome)

@@ -233,7 +233,7 @@ class CatalogCalls:
         return pb.OpenCheckpointResponse(**_checkpoint_field(job, _named(job, request)))
 
     async def _lease(self, request: pb.OpenCheckpointRequest, ttl_s: int) -> tuple[int, bool]:
-        """Return the reader's renewed lease, and whether it is a new one."""
+        """Return the reader's lease, renewed or newly granted, and whether it is new."""
         if lease := self._reader_lease(request):
             with contextlib.suppress(NotFound):  # it expired: grant a new one
                 await self._context.store.keep_alive(lease)

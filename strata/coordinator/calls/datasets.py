@@ -45,7 +45,9 @@ class DatasetCalls:
     async def get_assignment(
         self, request: pb.GetAssignmentRequest, _identity: Identity | None
     ) -> pb.GetAssignmentResponse:
-        """Before the job has a world no worker owns a shard: assign_epoch is 0 and owners is empty."""
+        """Return an assignment. Before the job has a world no worker owns a shard: assign_epoch is 0, owners is
+        empty.
+        """
         job = self._context.job(request.job)
         try:
             name, spec = _dataset(job, request.dataset)

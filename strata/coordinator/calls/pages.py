@@ -71,10 +71,11 @@ def fill(
 
 
 def of_state(what: str, token: str, *made_of: Entry[Any] | None) -> str:
-    """Return a key prefix for a list that is replaced as a whole; it identifies the state of `made_of`.
+    """Return a key prefix for a list that is replaced as a whole; the prefix identifies the state of `made_of`.
 
-    Raise `StaleGeneration` for a token of another state: pages of two states make no list. No two states have the same
-    prefix: a write has a greater revision than all before it, and a deletion lowers the count.
+    Raise `StaleGeneration` for a token of another state: pages of two states do not form one list. No two
+    states have the same prefix: a write has a greater revision than all before it, and a deletion lowers the
+    count.
     """
     revisions = [entry.mod_revision for entry in made_of if entry is not None]
     prefix = f"{max(revisions, default=0):020d}.{len(revisions)}/"

@@ -1,4 +1,4 @@
-"""The call of a restarting worker: its world, its ranks' parts of the checkpoint, its shards."""
+"""The call that returns to a restarting worker its world, its ranks' parts of the checkpoint, and its shards."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def retention(context: ReplicaContext) -> Iterator[Row]:
 
 
 _Policy = tuple[Retention, Author | None, int | None]
-"""The policy, its author, and the revision that it replaces."""
+"""The policy, its author, and the revision that the policy replaces."""
 
 
 def _decide_set_retention(job: JobView, decoded: _Policy) -> Decision:

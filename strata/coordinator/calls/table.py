@@ -1,9 +1,10 @@
 """The table of methods, one row each, for unary calls, calls on a session and the dashboard.
 
-A row names a method and the function that answers it; `core.access.authority.RULES` says who may call it. Most
-methods change one job, and consist of four functions (`change`): decode the request, decide on the view, settle the
-decision, find the fields of the response. Every call takes the same steps: honour the caller's token, check that the
-caller speaks for itself, answer, and put the revision that the caller has now seen into the response.
+A row names a method and the function that answers it; `core.access.authority.RULES` defines which callers may
+call the method. Most methods change one job, and consist of four functions (`change`): decode the request,
+decide on the view, settle the decision, find the fields of the response. Every call takes the same steps: wait
+until the view has reached the caller's token, check that the caller acts for itself only, answer, and put the
+revision that the caller has now seen into the response.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Row:
     default_job: str = ""
     """The job of a request that names none."""
     waits: bool = True
-    """Whether a replica that is behind its caller catches up first. Not for answers about the replica itself."""
+    """Whether a replica that is behind its caller catches up first. False for answers about the replica itself."""
 
 
 def change(
@@ -156,14 +157,14 @@ class Calls:
 
 
 def _check(request: Any, caller: Caller) -> None:
-    """Return if the caller acts on its own job and for itself; a missing job means its own."""
+    """Return if the caller acts on its own job and for itself; a request without a job means the caller's job."""
     request.job = request.job or caller.job
     if request.job != caller.job:
         raise Refused(f"this session belongs to job {caller.job}, the request to {request.job[:128]}")
     fields = request.DESCRIPTOR.fields_by_name
     if "author" in fields and (
         request.author.worker_id != caller.worker or request.author.incarnation > caller.incarnation
-    ):  # for an older incarnation of the caller, the decision raises the error that it is stale
+    ):  # an older incarnation of the caller passes here: the decision refuses it as stale
         raise Refused(
             f"this session is that of {caller.worker}, incarnation {caller.incarnation}; the request's author"
             f" is {request.author.worker_id[:128]}, incarnation {request.author.incarnation}",

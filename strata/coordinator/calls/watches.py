@@ -23,7 +23,8 @@ from strata.wire import tokens
 QUEUE_EVENTS: Final = 2_000
 """How many events a watcher may be behind before it is resynced."""
 CHUNK_BYTES: Final = 256 << 10
-"""Bytes of values in one message. A resync of a large job takes several; the first carries the flag."""
+"""Bytes of values in one message. A resync of a large job takes several messages; the first carries the flag
+`resync`."""
 PROGRESS_S: Final = 5.0
 """How often a watch without changes sends its revision."""
 
@@ -105,8 +106,9 @@ class Watches:
     def _resync(self, root: str, prefix: str, revision: int) -> Iterable[pb.WatchResponse]:
         """Return the state at `revision` as messages; only the last carries the token.
 
-        A client that loses the stream in between has no token of the new state and lists again.
-        The keys are collected at once, but each message is made on demand: a slow reader holds only one in memory.
+        A client that loses the stream before the last message has no token of the new state, and lists again.
+        The keys are collected at once, but each message is made on demand: a slow reader holds only one in
+        memory.
         """
         mirror = self._context.mirror
         walked = mirror.view.walk(prefix.rpartition("/")[0])

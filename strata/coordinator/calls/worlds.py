@@ -64,7 +64,9 @@ class WorldCalls:
         if answer is None:
             answer = self._members(job, world, prefix, request)
             if not request.page_size and token in {"", *(page.next_page_token for page in cached.values())}:
-                cached[token] = answer  # not for a token that no answer contained: the caller invented it
+                cached[token] = (
+                    answer  # only for a token that an answer contained: a caller may invent others
+                )
         response = worlds_pb2.GetWorldResponse()
         response.CopyFrom(answer)
         if not request.page_token:
@@ -74,7 +76,7 @@ class WorldCalls:
     def _members(
         self, job: JobView, world: World, prefix: str, request: worlds_pb2.GetWorldRequest
     ) -> worlds_pb2.GetWorldResponse:
-        """Return one page of members, which leaves space for the head: the caller adds that."""
+        """Return one page of members, with space left for the head, which the caller of this function adds."""
         answer = worlds_pb2.GetWorldResponse(world=wire.world_message(job, world.head))
         fill(
             answer,
@@ -131,7 +133,7 @@ class WorldCalls:
     async def stop_job(
         self, request: worlds_pb2.StopJobRequest, _identity: Identity | None
     ) -> worlds_pb2.StopJobResponse:
-        """Stop a job. A request for the current generation stops the first one found, and never a later one too."""
+        """Stop one generation of a job: the requested one, or the current one if the request names none."""
         while True:
             stop = wire.stop_request(request)
             job = await existing_job(self._context, request.job)

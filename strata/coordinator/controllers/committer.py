@@ -1,8 +1,9 @@
 """The committer: commits every complete checkpoint and further copy. Runs on every replica (PROTOCOLS 8.3).
 
-The last two acks may come through two replicas, and neither then knows that the set of acks is complete.
-So no replica commits because of an ack. Every replica commits all that its view shows as complete, after every
-change and at its start. Concurrent attempts do no harm: one transaction succeeds.
+The last two acks may come through two replicas, and neither replica then knows that the set of acks is
+complete. So no replica commits in response to an ack. Every replica commits all checkpoints and copies that its
+view shows as complete, after every change and at its start. Concurrent attempts do no harm: one transaction
+succeeds.
 """
 
 from __future__ import annotations

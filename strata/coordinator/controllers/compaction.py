@@ -1,7 +1,7 @@
 """Compaction: drops etcd's history older than five minutes, and warns when etcd fills up (PROTOCOLS 3.5).
 
-etcd knows revisions, not times, so the controller samples the view's revision. A compaction cannot carry a
-fence and needs none: any replica may drop history older than five minutes, however late.
+etcd knows revisions, not times, so the controller samples the view's revision. A compaction cannot be fenced
+and need not be: a former leader that drops history older than five minutes does no harm, however late.
 """
 
 from __future__ import annotations

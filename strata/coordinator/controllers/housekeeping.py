@@ -1,9 +1,9 @@
 """Garbage collection of keys: ended generations, and *orphans* (members whose replica is lost).
 
-An orphan has five seconds to register at another replica. They count from the latest of three times: this leader
-first sees the orphan, it takes the lead, a replica registers (PROTOCOLS 5.4). A leader that may be at fault
-itself deletes no orphan (5.5). Nor does it delete an orphan that already has a transport at this replica: its
-registration here only waits for a slow etcd.
+An orphan has five seconds to register at another replica. The five seconds count from the latest of three
+events (PROTOCOLS 5.4): this leader first sees the orphan, this leader takes the lead, or a replica registers. A
+leader that may be at fault itself deletes no orphan (5.5). Nor does a leader delete an orphan that already has
+a transport at its replica: the orphan's registration there only waits for a slow etcd.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ log = get_logger()
 AGAIN_S: Final = 0.1
 MORE_S: Final = 0.01
 ATTEMPT_S: Final = 1.2
-"""Deadline of one attempt at deleting orphans, after which they are determined again. It is a little longer than
-a request to one etcd member, which is blamed for its silence only if it had that much time."""
+"""Deadline of one attempt at deleting orphans; the next attempt determines the orphans again. The deadline is a
+little longer than the timeout of a request to one etcd member: with less time, a silent etcd member would not
+count as silent."""
 CLEARING_S: Final = 5.0
 """How long a job's worlds wait for the next of several transactions that delete its orphans."""
 
@@ -68,8 +69,8 @@ class Housekeeping(JobController):
     def is_clearing(self, name: str) -> bool:
         """True while several transactions delete members of this job.
 
-        A world written between two of them would hold members that are deleted a moment later, and would end by that.
-        Each such world would count as a failure of the job.
+        A world written between two of these transactions would contain members that are deleted a moment later.
+        That deletion would end the world, and each such world would count as a failure of the job.
         """
         since_ms = self._clearing_since_ms.get(name)
         return since_ms is not None and _now_ms() - since_ms < CLEARING_S * 1000

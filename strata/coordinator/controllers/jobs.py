@@ -1,7 +1,7 @@
 """The base of controllers that work job by job: which jobs are due, and when again.
 
-Errors stay with their job. A hand-written record, or a bug that one job's state triggers, is logged, and that
-job is retried after growing pauses, while the others go on.
+An error affects only its own job. If a hand-written record or a bug makes one job fail, the error is logged,
+and that job is retried after growing pauses. The other jobs go on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ EVERY_S: Final = 30.0
 class JobController:
     """A controller that works on the due jobs one after the other; a subclass defines `work`.
 
-    `folders`: the folders of a job's keys whose changes make the job due. `barriers`: the barriers whose changes do.
-    `attempts`: the parts of a checkpoint attempt whose changes do; if there are any, changes of its record do too.
+    Three arguments name the keys whose changes make a job due. `folders`: folders of the job's keys.
+    `barriers`: barriers by name. `attempts`: parts of a checkpoint attempt; if any is named, the attempt's
+    record counts too.
     """
 
     name: ClassVar[str]

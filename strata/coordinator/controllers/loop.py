@@ -4,12 +4,12 @@ A controller has one method, `turn`: read the view, do the missing work. The loo
 change that the controller wants (changes during a turn cause one further turn), the end of the delay that the
 last turn returned, and the end of `tick_s`.
 
-After each turn a controller rests, in proportion to the turn's duration. A turn reads all members of a job,
-and a thousand members register in a thousand transactions. With a turn for each, the loop would have no time to
-process the other registrations, and the view would fall behind etcd.
+After each turn a controller rests, in proportion to the turn's duration. A turn reads all members of a job, and
+a thousand members register in a thousand transactions. With a turn for each transaction, the loop would have no
+time to process the other registrations, and the view would fall behind etcd.
 
-Controllers are isolated: an error in one is logged and retried with growing pauses. It stops neither the other
-controllers nor the leadership. Only the loss of the fence (`NotLeader`) passes through.
+Controllers are isolated: an error in one is logged and retried with growing pauses. The error stops neither the
+other controllers nor the leadership. Only the loss of the fence (`NotLeader`) is raised to the caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_PAUSE_S: Final = 5.0
 REST_SHARE: Final = 2.0
 """The rest after a turn, as a multiple of the turn's duration."""
 LONGEST_REST_S: Final = 0.25
-"""Well within the time in which a leader's world controller must turn (PROTOCOLS 4.4)."""
+"""The maximum rest: well within the time in which a leader's world controller must turn (PROTOCOLS 4.4)."""
 
 
 class Controller(Protocol):

@@ -1,8 +1,8 @@
 """Retention: marks checkpoints that a job's policy drops or that two hosts found damaged (PROTOCOLS 8.6, 8.8).
 
-A coordinator only marks. The hosts that hold the bytes remove them: they request maintenance tasks. The
-controller is level-triggered: it works on each change of a key that the policy reads. A checkpoint that
-becomes too old is marked at the next check of every job, at most half a minute later.
+A coordinator only marks checkpoints. The hosts that store the bytes remove them: they request maintenance
+tasks. The controller is level-triggered: it works on each change of a key that the policy reads. A checkpoint
+that becomes too old is marked at the next check of every job, at most half a minute later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strata.observe import get_logger
 log = get_logger()
 
 MAX_ROUNDS: Final = 100
-"""Marks in one turn of one job; then the other jobs have their turn first."""
+"""The most marks for one job in one turn; the job continues after the other jobs."""
 AGAIN_S: Final = 0.1
 
 FOLDERS: Final = frozenset(

@@ -1,11 +1,11 @@
 """The world controller: turns the members of each job into a world, and proves that the leader is alive.
 
-`plan_world` decides. This controller measures time, executes the plan under the fence, and beats for the
-controller watchdog: a leader whose world controller does not turn must not renew its lease.
+`plan_world` decides. This controller measures time and executes the plan under the fence. It also beats for the
+controller watchdog: a leader whose world controller makes no turns must not renew its lease.
 
-1. Before a new head it commits the saves that are complete, so that the world begins from them.
-2. It aborts the other saves.
-3. After the head it aborts any save that began between step 2 and the head.
+1. Before a new head, the controller commits the saves that are complete, so that the world begins from them.
+2. The controller aborts the other saves.
+3. After the head, the controller aborts any save that began between step 2 and the head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TURN_S: Final = 0.5
 """The longest time between two turns, so that the beat is never older than that."""
 CLEARING_LOOK_S: Final = 0.05
 MAX_ROUNDS: Final = 20
-"""Plans of one job in one turn; more means that the job changes as fast as it is planned."""
+"""The most plans of one job in one turn; a job that needs more changes as fast as it is planned."""
 
 FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest", "rewind"})
 
@@ -116,7 +116,7 @@ class Worlds(JobController):
                 )
 
     def _request_ages_s(self, job: JobView) -> Mapping[int, float]:
-        """Return for how long this leader has known each request to leave; liveness only, like the settling time."""
+        """Return for how long this leader has known each request to leave; the ages affect liveness only."""
         name, now = job.keys.name, asyncio.get_running_loop().time()
         since = self._requests_seen[name] = first_seen(self._requests_seen.get(name, {}), revisions(job), now)
         return {revision: now - at for revision, at in since.items()}

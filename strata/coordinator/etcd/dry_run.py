@@ -99,7 +99,7 @@ class DryRuns:
             self._state.proved(self._clock())
 
     def _why(self, error: Exception) -> str:
-        """Return why a dry run failed, by the members' last status, which they report even without a leader."""
+        """Return why a dry run failed, by the last status of etcd's members; they report it even without a leader."""
         answering = [member for member in self._members if member.version]
         if self._members and all(member.error == NO_LEADER for member in answering):
             return f"it has no leader: {len(answering)} of {len(self._members)} members answer"
@@ -109,9 +109,7 @@ class DryRuns:
         while True:
             try:
                 self._members = await self._ask_members()
-            except (
-                StrataError
-            ) as error:  # without the permission for it, a replica learns of alarms by a dry run
+            except StrataError as error:  # a replica that may not list alarms learns of them by a dry run
                 self._members = (EtcdMember(endpoint="etcd", error=error.message),)
             if any(member.full for member in self._members):
                 self._state.suspect()

@@ -21,8 +21,8 @@ class EtcdMember:
     db_size_bytes: int = 0
     error: str = ""
     full: bool = False
-    """Whether it reports the alarm NOSPACE."""
+    """Whether the etcd member reports the alarm NOSPACE."""
 
 
 AskMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
-"""Requests the status of every etcd member, each with its own timeout; raises for no member's failure."""
+"""Requests the status of every etcd member, each with its own timeout; a failing member raises no error."""

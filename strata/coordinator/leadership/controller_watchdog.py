@@ -1,7 +1,7 @@
 """The controller watchdog: the leader renews its lease only while its world controller makes progress.
 
-Waiting for etcd counts as progress: if etcd is slow, another leader would wait for the same etcd. Being stuck
-anywhere else does not count, so the lead passes to another replica (PROTOCOLS 4.4).
+Waiting for etcd counts as progress: if etcd is slow, another leader would wait for the same etcd. A controller
+that hangs for any other reason makes no progress, so the lead passes to another replica (PROTOCOLS 4.4).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Leader election: carries out the steps of `core.leadership.leader`, and publishes the epoch inside the replica.
 
 The pure part decides every step from (leader state, view, time). This module does the I/O: the lease and its
-renewal on a store handle of their own, the campaign, the confirmation, the guarded delete. Code that acts as the
-leader reads `epoch` before each act, which reads the clock again.
+renewal on a store handle of their own, the campaign, the confirmation, the guarded delete. Code that acts as
+the leader reads `epoch` before each act; each read of `epoch` reads the clock again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REFUSED_S: Final = 1.0
 
 
 class Election:
-    """One instance's part in the election. `run` campaigns and renews until cancelled.
+    """The participation of one instance in the election. `run` campaigns and renews until cancelled.
 
     `renewals` is the store handle for leases, so that no other request queues before a renewal.
     `clock` also counts time in suspend (CLOCK_BOOTTIME).

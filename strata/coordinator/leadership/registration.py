@@ -1,9 +1,10 @@
 """The replica's registration: its own key `P/replicas/<replica>`, alive as long as its lease is renewed.
 
-The key shows clients and peers the address where this replica serves. It shows the leader that this instance's members
-are not orphans. One instance at a time holds the name. The key of an earlier run (a *remnant*) expires with its
-lease within seconds. It is deleted at once if its address is the one that this instance has bound, since nobody else
-can serve there. An instance that keeps renewing the key is another replica of the same name: a conflict.
+The key shows clients and peers the address where this replica serves. The key also shows the leader that this
+instance's members are not orphans. One instance at a time owns the name. The key of an earlier run (a
+*remnant*) expires with its lease within seconds. A remnant with the address that this instance has bound is
+deleted at once, since no other process can serve there. An instance that keeps renewing the key is another
+replica of the same name: a conflict.
 
 Nothing here waits for the view. A frozen etcd member may delay the watch for about 15 s, and may cost the lease too.
 Without the key, this replica's members would be deleted meanwhile.
@@ -52,7 +53,7 @@ class Registration:
         self._record = record
         self._lease = 0
         self._read_revision = 0
-        """The key's revision at the last read of etcd; an older view has no information about it."""
+        """The key's revision at the last read of etcd; a view older than that revision shows an outdated key."""
         self._is_held = False
         self._was_registered = False
 
@@ -95,7 +96,7 @@ class Registration:
             await self._settle()
         except Conflict:
             log.info("replica_name_held", wait_s=REMNANT_S)
-            with suppress(TimeoutError):  # on a timeout the holder is alive, and no remnant
+            with suppress(TimeoutError):  # on a timeout the holder is alive, so its key is no remnant
                 async with asyncio.timeout(REMNANT_S):
                     await self._mirror.wait_until(self._is_free)
             self._lease = (await self._store.grant(LEASE_S)).id  # the previous lease expired meanwhile
@@ -103,7 +104,7 @@ class Registration:
         self._is_held = self._was_registered = True
 
     async def _settle(self) -> None:
-        """Read the key and execute `_decide`'s transaction until there is none; raise its refusal."""
+        """Read the key and execute the transaction of `_decide` until it returns none; raise its refusal."""
         while True:
             found = await self._store.read(Range(key=self._key))
             self._read_revision = max((kv.mod_revision for kv in found.kvs), default=0)
@@ -152,8 +153,8 @@ class Registration:
             return Decision(reason="the name is free", txn=Txn(compares=(absent(self._key),), success=(put,)))
         if entry.record.instance != self._record.instance:
             if entry.record.address == self._record.address and not self._was_registered:
-                # Two transactions, so that this instance's key is created anew: it then counts as a replica
-                # that became ready (PROTOCOLS 5.4).
+                # Two transactions, so that this instance's key has a new create revision: the instance then
+                # counts as a replica that became ready (PROTOCOLS 5.4).
                 delete = Txn(
                     compares=(unchanged(self._key, kv.mod_revision),), success=(Delete(key=self._key),)
                 )

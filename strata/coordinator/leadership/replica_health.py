@@ -61,7 +61,7 @@ class Health:
         return self.etcd_silence_s() > ETCD_SILENT_S or self._mirror.behind_s() > BEHIND_S
 
     def spares_s(self) -> float:
-        """Return for how long this replica must not delete members; 0 if it may."""
+        """Return for how long this replica must not delete members; 0 if it may delete them."""
         if self._outage():
             # a member deleted now could not register again
             self._diagnosis.spare(self._clock(), "etcd takes no writes")
@@ -82,7 +82,7 @@ class Health:
             log.warning("deletes_nobody_for_now", reason=self._diagnosis.spare_reason)
 
     def etcd_silence_s(self) -> float:
-        """Return for how long etcd has been silent since its first answer; 0 before that, when nobody is served."""
+        """Return for how long etcd has been silent; 0 before etcd's first answer, when this replica serves nobody."""
         silence_s = self._mirror.silence_s()
         return 0.0 if math.isinf(silence_s) else silence_s
 

@@ -1,7 +1,7 @@
 """Takeover from a dead leader: carries out the decisions of `core.leadership.takeover`.
 
-The links to the other replicas report every handshake and every end to this module. It investigates one *case*,
-a leader whose link broke, at a time. Deleting the leader's key wakes every election.
+The links to the other replicas report every handshake and every end to this module. This module investigates
+one *case* at a time: a leader whose link broke. Deleting the leader's key wakes every election.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Deposition:
     async def _depose(self, case: Entry[Leader]) -> None:
         """Delete the leader key of that epoch. If the outcome is unknown, retry while the leader still seems dead.
 
-        If etcd does not answer for longer, the lease ends the epoch.
+        If etcd stays silent for longer, the leader's lease expires, which ends the epoch.
         """
         self._memory = self._memory.has_deposed(case.record.instance)
         for _attempt in range(ATTEMPTS):

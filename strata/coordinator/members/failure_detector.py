@@ -1,20 +1,21 @@
 """The failure detector: which members have a transport to this replica, and removal of the dead (PROTOCOLS 5.2, 5.3).
 
 A transport is a session or a client's heartbeats. A worker key that names this replica in `served_by` is
-*connected* while a transport of the same boot is up here. If it stays disconnected for `reconnect_grace`, this
-replica deletes the key. The delete compares the key's mod_revision, so a member that came back at another replica is
-never removed.
+*connected* while a transport of the same boot is up here. If the key stays disconnected for
+`reconnect_grace_s`, this replica deletes the key. The delete compares the key's mod_revision, so a member that
+came back at another replica is never removed.
 
 A key may also name this replica although its member has had no session here since. Either the client gave up
-half way through its registration, or a hand-over took effect after everybody involved had given it up. Then no
-transport has failed: another replica may have served the member until that moment, and the member must find a
-replica again while etcd is slow. It has `detect_s` less the grace for that.
+half way through its registration, or a hand-over took effect after all processes involved had abandoned it. In
+both cases no transport has failed: another replica may have served the member until that moment, and the member
+must find a replica again while etcd is slow. The member has `detect_s` less the grace to do that.
 
-While this replica may itself be the fault, it removes nobody (PROTOCOLS 5.5): each removal first checks
-`core.leadership.replica_health`. While etcd cannot be reached, it removes nobody either. A removal is sent only
-if etcd has just answered, with a short deadline, and is decided again before each repetition. A removal whose
-outcome is unknown may still take effect after its member is back. Therefore the member's registration writes the
-key once more (`pending_removal`), and the late removal fails: the revision that it compares no longer exists.
+While the fault may be its own, this replica removes no member (PROTOCOLS 5.5): each removal first checks
+`core.leadership.replica_health`. While etcd cannot be reached, this replica removes no member either. A removal
+is sent only if etcd has just answered, with a short deadline, and is decided again before each repetition. A
+removal whose outcome is unknown may still take effect after its member is back. Therefore the member's
+registration writes the key once more (`pending_removal`). The late removal then fails, because the key no
+longer has the revision that the removal compares.
 
 Conversely, a transport is dismissed once the view shows that this replica no longer serves its member.
 """
@@ -41,7 +42,7 @@ from strata.v1.members_pb2 import MemberHeard
 log = get_logger()
 
 ATTEMPT_S: Final = 1.0
-"""Deadline of one attempt at a removal; after it the removal is decided again."""
+"""Deadline of one attempt at a removal; the next attempt decides the removal again."""
 SILENCE_LOOK_S: Final = 0.1
 """How often transports are checked for silence."""
 
@@ -106,7 +107,7 @@ class FailureDetector:
                     await asyncio.sleep(SILENCE_LOOK_S)
                     self._end_silent_transports()
             finally:
-                self._tasks = None  # no removal begins while this ends
+                self._tasks = None  # no removal begins from here on
 
     def _end_silent_transports(self) -> None:
         transports = [each for boots in self._transports.values() for each in boots.values()]
@@ -120,13 +121,13 @@ class FailureDetector:
                 log.warning("member_unreadable", error=error.message)
 
     def stop(self) -> None:
-        """Remove no member any more: this replica is about to stop."""
+        """Stop removing members: this replica is about to stop."""
         self._stopped = True
 
     # -- transports
 
     def connected(self, transport: Transport) -> None:
-        """Record a transport that is up; dismiss an older one of the same boot."""
+        """Record a transport that is up; dismiss an older transport of the same boot."""
         key = (transport.job, transport.worker)
         older = self._transports.setdefault(key, {}).get(transport.boot)
         self._transports[key][transport.boot] = transport
@@ -152,8 +153,9 @@ class FailureDetector:
         silent = transport.quiet_s() >= timing.detect_s
         named_since = self._named_since_s(key, transport.boot)
         if silent and not transport.incarnation and now < named_since + timing.detect_s:
-            # A hand-over that took effect late. The member may have sent its heartbeats to another replica until then,
-            # and may be served there for `detect_s` more. Until that has passed, nobody may take its name.
+            # A hand-over that took effect late. The member may have sent heartbeats to another replica until
+            # then, and that replica may serve it for `detect_s` more. Until then, no other process may take the
+            # member's name.
             self._disconnected_since[key] = named_since + 2 * timing.reconnect_grace_s
         elif transport.incarnation or silent:
             self._note_failed(key, transport.boot)
@@ -196,8 +198,8 @@ class FailureDetector:
         return asyncio.get_running_loop().time() - last_s < self._away_s
 
     def failed_incarnation(self, job: str, worker: str) -> int:
-        """Return the incarnation whose transport was here and is down; 0 if there is none, or
-        if that may be this replica's own fault.
+        """Return the incarnation whose transport was here and is down; 0 if there is none, or if this replica
+        itself may have caused the loss.
         """
         key = (job, worker)
         entry = None if self.spares() else self._disconnected(key)
@@ -277,7 +279,7 @@ class FailureDetector:
         return None if entry.record.boot in self._transports.get(key, {}) else entry
 
     async def _remove(self, key: _Key) -> None:
-        """Delete the key once it was disconnected for its grace; return when it no longer is disconnected."""
+        """Delete the key once it was disconnected for its grace; return once it is no longer disconnected."""
         job, worker = key
         try:
             while (since := self._disconnected_since.get(key)) is not None:
@@ -310,7 +312,7 @@ class FailureDetector:
     def _grace_s(self, key: _Key) -> float:
         """Return how long a member may be disconnected before it counts as dead.
 
-        A newcomer under the same name waits `detect_s`, which must be longer than this.
+        A newcomer under the same name waits `detect_s`, which must be longer than this grace.
         """
         timing = self._context.timing
         return timing.reconnect_grace_s if key in self._failed else timing.detect_s - timing.reconnect_grace_s
@@ -325,7 +327,7 @@ class FailureDetector:
             self._failed[key] = entry.mod_revision
 
     def _named_since_s(self, key: _Key, boot: BootId) -> float:
-        """Return when the key began to name this replica for this boot; -inf if it does not."""
+        """Return when the key began to name this replica for this boot; -inf if the key does not name it."""
         entry, named = self._context.job(key[0]).worker(key[1]), self._named_since.get(key)
         if entry is None or named is None or entry.record.boot != boot or entry.mod_revision != named[0]:
             return float("-inf")
@@ -342,7 +344,8 @@ class FailureDetector:
     def _away_s(self) -> float:
         """How long a client that got no answer here may take until it calls this replica again.
 
-        It calls all other replicas first. The leader allows it the same time after the loss of its replica.
+        The client calls all other replicas first. The leader allows a member the same time after the loss of
+        its replica.
         """
         return max(self._context.timing.reconnect_grace_s, self._context.timing.orphan_s)
 

@@ -1,4 +1,4 @@
-"""The addresses that members are sent to: this replica, or a healthier one (PROTOCOLS 5.5)."""
+"""The addresses to which members are sent: this replica's, or a healthier replica's (PROTOCOLS 5.5)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Registration of a member at this replica, by a session or by a unary call.
 
-Another boot on a live key is a *newcomer* (PROTOCOLS 5.2). It waits while it is unknown whether the old process is
-alive. The old process may lose its transport here: then the newcomer supersedes it at once. Or it loses its
-transport at the replica that serves it, which then deletes the key. After `detect_s` the newcomer is refused,
-unless the old process's replica itself is lost: then the leader is about to delete the key.
+Another boot on a live key is a *newcomer* (PROTOCOLS 5.2). The newcomer waits while it is unknown whether the
+old process is alive. If the old process loses its transport at this replica, the newcomer supersedes it at
+once. If the old process loses its transport at another replica, that replica deletes the key. After `detect_s`
+the newcomer is refused, unless the old process's replica itself is lost: then the leader is about to delete the
+key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ORPHAN_HOLD_S = 15.0
 this replica deletes nobody."""
 
 LOOK_S = 1.0
-"""How often a waiting newcomer is decided about without a change."""
+"""How often the decision about a waiting newcomer is repeated without a change of the view."""
 
 
 class Registrar:

@@ -134,8 +134,8 @@ class MemberSession:
     def _wrong_rank_error(self, index: RankIndex | None, ranks: tuple[int, ...]) -> Refused:
         """Return the refusal of an arrival at the current generation for ranks that this member does not run.
 
-        A member that was declared dead and registered anew is no longer in the world, and the next world is not written
-        yet. For its ranks the generation has ended all the same.
+        A member that was declared dead and then registered again is no longer in the world, although the next
+        world is not written yet. For such a member's ranks the generation has ended.
         """
         if index is not None and index.had(self.worker, self.incarnation):
             return StaleGeneration(
@@ -182,7 +182,7 @@ class MemberSession:
     async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
         return await self._serving.calls.reply(call, self._caller)
 
-    async def leave(self, leave: session_pb2.Leave) -> None:  # the reason stays with the member
+    async def leave(self, leave: session_pb2.Leave) -> None:  # the reason is not recorded
         self._leaving = True
         try:
             await settled(

@@ -1,4 +1,4 @@
-"""The sessions of this replica's members: opened, sent the world and the saves, ended.
+"""The sessions of this replica's members: opens them, sends the world and the saves on them, ends them.
 
 The messages follow from the view, grouped by job. A change of one job costs the sessions of other jobs nothing, and
 a message that is the same for all sessions of a job is built once.
@@ -46,8 +46,8 @@ compose the global manifest. The end of a save is sent to all members at once.""
 OTHERS_NEWS_S: Final = 1.0
 """Other members only display the acks. Sending every ack to every member would cost the square of their number."""
 RECENT_CHECKPOINTS: Final = 2
-"""How many ended saves of its generation a session receives at its start, since it may have missed
-their end. No more saves are in flight at once."""
+"""How many ended saves of its generation a session receives at its start, since the member may have missed
+their end. At most this many saves are in flight at once."""
 
 
 class Sessions:
@@ -72,7 +72,7 @@ class Sessions:
         self._registering: dict[MemberSession, asyncio.Timeout] = {}
         """The timeout scopes of registrations in progress; ending a scope cancels its registration."""
         self._stops = ""
-        """Why no member is accepted any more, once this replica stops."""
+        """The reason to accept no member, once this replica stops; empty before."""
 
     async def serve(self, link: Link[Up, Down], identity: Identity | None) -> None:
         """Serve one session to its end."""
@@ -134,7 +134,7 @@ class Sessions:
     async def _register(
         self, member: MemberSession, registration: Registration, leaving: bool
     ) -> Entry[Worker]:
-        """Register a member, unless it is sent elsewhere meanwhile: then this replica must not take it back."""
+        """Register a member. If the member is sent to another replica meanwhile, this replica must not take it back."""
         try:
             async with asyncio.timeout(None) as self._registering[member]:
                 return await self._registrar.register(member, registration, leaving=leaving)
@@ -167,7 +167,7 @@ class Sessions:
             self._send_world(self._context.job(job), members)
 
     def on_save(self, job: str, step: int, generation: int) -> None:
-        """Send the members of a job a changed save: now if it ended, else after a short delay."""
+        """Send the members of a job a changed save: immediately if the save ended, else after a short delay."""
         if not self._registry.of(job):
             return
         save = (job, step, generation)

@@ -5,12 +5,12 @@ A client that is silent for `detect_s` has lost its transport, and the failure d
 A heartbeat may come to any replica, so that a client can spread its calls. A replica that receives a heartbeat
 for another replica's member forwards it, and answers "alive" only once the serving replica has received it.
 Otherwise the client could trust the answer while the serving replica counts `detect_s` of silence. If the
-serving replica is not there, does not answer or does not know the member, the heartbeat is a hand-over (5.2): a
-guarded write, after which the key names this replica. So an answered heartbeat has always reached the replica in
-`served_by`, whichever way it came.
+serving replica is lost, does not answer or does not know the member, the heartbeat causes a hand-over (5.2): a
+guarded write, after which the key names this replica. So an answered heartbeat has always reached the replica
+in `served_by`.
 
-A *bare* heartbeat names neither boot nor incarnation, for programs that know no other call. The first one
-registers its worker; the worker's name is all that identifies the process.
+A *bare* heartbeat names neither boot nor incarnation. It is meant for programs that know no other call. The
+first bare heartbeat registers its worker; only the worker's name identifies the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from strata.wire import worlds as world_wire
 from strata.wire.enums import PHASES
 
 SITUATIONS: Final = 64
-"""For how many jobs a heartbeat's answer is cached until the view changes: a message of about 200 bytes each."""
+"""The number of jobs whose heartbeat answer is cached until the view changes; an answer has about 200 bytes."""
 Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 """Forwards a heartbeat to another replica; returns whether that replica serves the member and received it."""
 
@@ -165,7 +165,8 @@ class UnaryMembers:
         return response
 
     def heard(self, heartbeat: peers_pb2.PeerHeartbeat | pb.HeartbeatRequest) -> bool:
-        """True if this incarnation has a transport here; record the heartbeat if that is a virtual session.
+        """True if this incarnation has a transport here; record the heartbeat if the transport is a virtual
+        session.
 
         The transport ends once the view shows that another replica took the member over. That hand-over followed a
         heartbeat of the same client, and the token in the client's next call makes this view catch up first.
@@ -233,13 +234,13 @@ class UnaryMembers:
         return transport.incarnation
 
     async def _keep_alive(self, request: pb.HeartbeatRequest) -> None:
-        """Deliver the heartbeat to the replica that serves this incarnation; if there is none, take the member over."""
+        """Deliver the heartbeat to the replica that serves this incarnation; if there is none, take over the member."""
         if not self.heard(request) and not await self._forward(request):
             entry = await self._registered(request)
             await self._register(request.job, _registration(entry))
 
     async def _bare(self, request: pb.HeartbeatRequest) -> None:
-        """Answer a heartbeat that names neither boot nor incarnation, and fill them in.
+        """Answer a heartbeat that names neither boot nor incarnation; fill both into `request`.
 
         If such a heartbeat made the worker's key, keep the key alive. Without a key, register the worker.
         """
@@ -281,7 +282,7 @@ class UnaryMembers:
         return entry
 
     def _job_answer_at(self, job: str, _state: int) -> pb.HeartbeatResponse:
-        """Return the answer to heartbeats of all members with a place, without the place, at one state of the view."""
+        """Return the common part of the answers to heartbeats of members with a place, at one state of the view."""
         view = self._context.job(job)
         phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(

@@ -1,10 +1,10 @@
 """The dialling side of links between replicas: one link to each other replica while it is registered.
 
-Upward go arrivals, progress, and heartbeats of members that the peer serves. Downward come answers to heartbeats, and
-a tick every 500 ms that reports whether the peer is ready.
+The dialling side sends arrivals, progress, and heartbeats of members that the peer serves. The accepting side
+sends answers to heartbeats, and a tick every 500 ms that reports whether the accepting replica is ready.
 
-`P/replicas/` lists the replicas to dial. Both sides send their instance. The accepting side looks the other up in its
-view, and so refuses a process of another cluster or of an earlier run.
+`P/replicas/` lists the replicas to dial. Both sides send their instance. The accepting side looks up the
+dialling instance in its own view, and so refuses a process of another cluster or of an earlier run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 HELLO_S: Final = 2.0
 SILENT_S: Final = 3.0
-"""A link without a tick for this long is opened anew."""
+"""A link without a tick for this long is closed and opened again."""
 SILENCE_LOOK_S: Final = 0.05
 """How often peers are checked for being silent too long to be ready."""
 
@@ -66,7 +66,7 @@ class PeerLinks:
                     for peer in self._registry.silent():
                         self._unready(peer)
             finally:
-                self._tasks = None  # no link is opened while this ends
+                self._tasks = None  # no link is opened from here on
 
     def on_replicas(self) -> None:
         """Compare the links with `P/replicas/`; called when it changed."""
@@ -113,7 +113,7 @@ class PeerLinks:
 
     @contextmanager
     def _deposition_informed(self, peer: Peer) -> Iterator[None]:
-        """Report an established link and how it ends to the deposition: the peer may be the leader (4.7)."""
+        """Report to the deposition that a link was established and how it ended: the peer may be the leader (4.7)."""
         deposition, broke = self._context.deposition, False
         deposition.linked(peer.instance)
         try:
@@ -125,7 +125,7 @@ class PeerLinks:
             deposition.unlinked(peer.instance, broke=broke)
 
     async def _greet(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> int:
-        """Exchange hellos; return the second before which the peer requests charts, or 0 if it needs none."""
+        """Exchange hellos; return the second before which the peer requests charts, or 0 if the peer needs none."""
         hello = peers_pb2.PeerHello(
             replica=self._context.replica,
             instance=self._context.instance,

@@ -1,7 +1,8 @@
-"""The other replicas as this one sees them: which are ready, and sending to those.
+"""The registry of the other replicas: records which are ready, and sends messages to the ready ones.
 
-A peer is ready while its last tick reported so and is less than a second old. Arrivals are forwarded only to ready
-peers, and only they are in the order of writers. `PeerLinks` dials peers and updates this registry.
+A peer is ready while its last tick reported so and is less than a second old. Arrivals are forwarded only to
+ready peers, and only ready peers are in the order of writers. `PeerLinks` dials peers and updates this
+registry.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ class PeerRegistry:
     def ready_addresses(self) -> list[str]:
         """Return the addresses of peers that reported within a second that they are ready.
 
-        The clock is read anew: after a stall of this process, no timer has marked the silent peers yet.
+        The clock is read again: after a stall of this process, no timer has marked the silent peers yet.
         """
         return [peer.address for peer in self._ready_now()]
 
     def better_off(self) -> list[str]:
-        """Return where this replica's members should go: ready peers, while this replica is unhealthy (5.5)."""
+        """Return the addresses to which members should move: ready peers, while this replica is unhealthy (5.5)."""
         now_s, health = self._context.clock(), self._context.health
         return [peer.address for peer in self._ready_now() if health.better_off(now_s - peer.etcd_s)]
 
@@ -89,7 +90,8 @@ class PeerRegistry:
     async def heartbeat(self, instance: InstanceId, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
         """Forward a heartbeat; return whether the peer serves the member and received it.
 
-        False if it does not, is not ready, or does not answer in time: then the forwarding has no effect.
+        False if the peer does not serve the member, is not ready, or does not answer in time: then the
+        heartbeat has no effect.
         """
         peer = self.peers.get(instance)
         if peer is None or peer.link is None or instance not in self._ready:
@@ -107,12 +109,12 @@ class PeerRegistry:
             peer.heartbeats.pop(heartbeat.id, None)
 
     def now_ready(self, peer: Peer) -> bool:
-        """Record that a peer is ready; return whether it was not before."""
+        """Record that a peer is ready; return whether that is a change."""
         if peer.instance in self._ready or self.peers.get(peer.instance) is not peer:
             return False
         self._ready[peer.instance] = peer.address
         return True
 
     def no_longer_ready(self, peer: Peer) -> bool:
-        """Record that a peer is not ready; return whether it was before."""
+        """Record that a peer is not ready; return whether that is a change."""
         return self._ready.pop(peer.instance, None) is not None

@@ -41,7 +41,8 @@ SAMPLE_S: Final = 1.0
 FRESH_S: Final = 5.0
 """A job whose generation has not run for longer than this is down."""
 MAX_SERIES: Final = (128 << 20) // SERIES_BYTES
-"""The limit for all jobs together. Near it, the longest-idle job loses its history; with none, no series is added."""
+"""The limit for all jobs together. Near the limit, the longest-idle job loses its history; if no job is idle,
+no series is added."""
 IDLE_S: Final = 60
 NOT_YET: Final = frozenset({"restore", "join", "begin", "start"})
 """The phases in which a rank has no meaningful step yet."""
@@ -73,7 +74,7 @@ UNITS: Final[Mapping[str, str]] = {
     "samples_per_s": "1/s",
     "goodput": "ratio",
 }
-"""The other series are in seconds, except those that programs report."""
+"""All other series are in seconds, except the series that programs report."""
 
 
 def series_kind(name: str) -> Kind:
@@ -100,7 +101,7 @@ class JobCharts:
         """When rank 0 reported the account, on the loop's clock."""
         self._phase = DOWN
         self._ran_s = 0.0
-        """When its generation was last seen running."""
+        """When the job's generation was last seen running."""
         self._generation = 0
         self.full = False
         """Whether no series may be added."""
@@ -120,7 +121,7 @@ class JobCharts:
         return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
 
     def samples_per_s(self, now_s: float) -> float | None:
-        """Return how many samples a second the running generation uses; None if none runs, or it reports none."""
+        """Return the samples a second that the running generation uses; None if none runs, or none are reported."""
         if self.training is None or not self.training.samples or now_s - self._ran_s > FRESH_S:
             return None
         return self.samples.per_s(now_s)
@@ -273,7 +274,7 @@ class Charts:
     # -- between replicas
 
     def wanted_since(self) -> int:
-        """Return the second before which peers should send their history; 0 for none, once this has run for a while."""
+        """Return the second before which peers should send their history; 0 (none) from `LEARN_S` after the start."""
         return self._since_s if self._unix_now() - self._since_s < LEARN_S else 0
 
     def before(self, second: int) -> Iterator[PeerHistory]:

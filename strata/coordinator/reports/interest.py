@@ -1,7 +1,7 @@
 """Interest in jobs and ranks: while a page or a terminal shows them, their members report more.
 
-Costly information (when each member was last heard from, where a rank's threads are, its output) travels between
-replicas only while somebody views it. A view lasts `LOOK_S`; a viewer that continues renews it.
+Costly information (when each member was last heard from, where a rank's threads are, its output) travels
+between replicas only while somebody views it. A view lasts `LOOK_S`; a viewer renews the view to continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The newest reports of ranks and devices: in memory, for people, and to name what missing ranks were doing.
 
-A rank's agent detects a stall, and reports it together with the rank's newest report. The rank's next report ends the
-stall; an older message that arrives late through a peer does not.
+A rank's agent detects a stall, and reports the stall together with the rank's newest report. The rank's next
+report ends the stall. An older message that arrives late through a peer does not end it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_LINES: Final = 40
 MAX_LINE_CHARS: Final = 300
 HEARD_AT_ONCE: Final = 1_000
 UNSERVED_S: Final = 60.0
-"""How long the last-heard time of a member is stored after the last replica reported it."""
+"""How long the last-heard time of a member is stored after a replica last reported that time."""
 EVIDENCE_S: Final = 10.0
 """How long reports that are collected only for viewers are stored."""
 MAX_XIDS: Final = 32
@@ -65,7 +65,7 @@ class Reported:
     times: members_pb2.StepTimes | None = None
 
     def keeps_of(self, before: Reported) -> None:
-        """Add the fields of an earlier copy of this report. A hold changes without a step: take the newest copy's."""
+        """Add the fields of an earlier copy of this report; keep the newer `hold`, which may change without a step."""
         if before.at > self.at:
             self.hold, self.training = before.hold, before.training
         self.at = max(self.at, before.at)
@@ -102,7 +102,7 @@ class _Devices:
 
 
 class _LastHeard(NamedTuple):
-    """When a member was last heard from, and when the replica that serves it last reported that."""
+    """When a member was last heard from, and when its serving replica last reported that time."""
 
     at_s: float
     reported_s: float
@@ -203,7 +203,7 @@ class ProgressBoard:
                 held.evidence_news[each.rank] = kept
 
     def heard(self, job: str, worker: str, incarnation: int) -> float | None:
-        """Return when a member was last heard from, on this loop's clock; None if nobody views the job, or unknown."""
+        """Return when a member was last heard from, on this loop's clock; None if unknown or the job is not viewed."""
         held = self._viewed.get(job)
         found = held.heard.get((worker, incarnation)) if held is not None else None
         return found.at_s if found is not None else None

@@ -1,9 +1,10 @@
 """Every method of `strata.v1` as a gRPC handler, made from the service descriptors.
 
-The table of methods answers a unary method; the handler adds admission, error statuses and the limits of an answer.
-An answer has at most `ANSWER_BYTES`: lists are paged, and the size of an item is limited when it is written. So a
-larger answer is a bug, and the caller receives that as the error. Until its call has ended, an answer counts as unsent
-(a *debt*, `core.access.unsent_answers`): grpc.aio calls back once the status is sent, which follows the last byte.
+The table of methods answers a unary method; the handler adds admission, error statuses and the limits of an
+answer. An answer has at most `ANSWER_BYTES`: lists are paged, and the size of an item is limited when it is
+written. So a larger answer is a bug, and the caller receives an error that reports this bug. Until its call has
+ended, an answer counts as unsent (a *debt*, `core.access.unsent_answers`): grpc.aio calls back once the status
+is sent, which follows the last byte.
 
 Requests are decoded here. grpc would answer undecodable bytes with UNKNOWN, which means that the call may have taken
 effect. So every client would resend the same bytes for ever, and grpc would log a traceback each time. A stream

@@ -1,9 +1,9 @@
 """The gRPC server of a replica: one port for clients and peers.
 
 The port uses TLS if there is a certificate, and requires a client certificate or a token. The check of the
-configuration decides where plaintext is allowed; `access.admission` decides what a caller may do. Health and
-reflection reveal nothing about jobs, and are open to every caller that the transport accepts. The options serve
-three purposes:
+configuration decides on which addresses plaintext is allowed. `access.admission` decides which calls a caller
+may make. Health and reflection reveal nothing about jobs, and are open to every caller that the transport
+accepts. The options serve three purposes:
 
 1. Liveness by pings (`core.timing`).
 2. One server a port: with SO_REUSEPORT a second server would silently take half of the connections.
@@ -49,12 +49,12 @@ from strata.wire.tls import ServerTls, open_channel, shown
 MAX_PENDING: Final = 20_000
 STOP_GRACE_S: Final = 2.0
 HANDSHAKE_S: Final = 5.0
-"""From accepting a connection until its first SETTINGS frame."""
+"""The maximum time from accepting a connection until its first SETTINGS frame."""
 IDLE_S: Final = 60.0
-"""A connection without a stream for this long is closed in good order; the client's next call opens another."""
+"""A connection without a stream for this long is closed with GOAWAY; the client's next call opens another."""
 MAX_STREAMS: Final = 64
-"""On one connection at once; a client queues further calls. An agent has one stream for all its ranks. The memory
-and time that reset streams cost grow with this number: see ADR 0047."""
+"""The maximum number of streams open on one connection; a client queues further calls. An agent has one stream
+for all its ranks. The memory and time that reset streams cost grow with this number: see ADR 0047."""
 DEBTS: Final = DebtLimits()
 log = get_logger()
 
@@ -114,7 +114,7 @@ class Server:
             try:
                 await self._service.run()
             finally:
-                self._tasks = None  # no stream starts while this ends
+                self._tasks = None  # no stream starts from here on
                 for task in beside:
                     task.cancel()
 
@@ -141,7 +141,7 @@ class Server:
 
 
 def server_options(timing: Timing, *, most_connections: int) -> list[tuple[str, int]]:
-    """Return the options of a replica's server. ADR 0047 has the measurements of those that limit an attack."""
+    """Return the options of a replica's server. ADR 0047 has the measurements of the options that limit an attack."""
     return [
         *timing.server_options(),
         ("grpc.so_reuseport", 0),
@@ -194,7 +194,7 @@ def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
 
 
 def _bind_error(address: str) -> str:
-    """Return why the kernel refuses to bind an address, which gRPC does not report, or an empty string."""
+    """Return why the kernel refuses to bind an address, or an empty string. gRPC does not report the reason."""
     host, port = split_address("coordinator.listen", address)
     try:
         family, kind, protocol, _name, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

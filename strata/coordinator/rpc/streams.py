@@ -92,7 +92,7 @@ class Streams:
 async def _admitted(
     admission: Admission, context: Any, method: str, *, job: str | None = None
 ) -> Identity | None:
-    """Return the caller that opens the stream; if it may not, end the stream with the reason."""
+    """Return the caller that opens the stream; if the caller lacks permission, end the stream with the reason."""
     try:
         return admission.admit(context, method, job=job)
     except StrataError as error:

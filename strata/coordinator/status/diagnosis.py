@@ -167,8 +167,8 @@ def _activity(progress: RankProgress) -> str:
 def step_times(said: RankProgress) -> StepTimes | None:
     """Return a rank's step times, or None if it reports none.
 
-    Some agents see only the intervals between steps, and report these as the times. It is then unknown when the
-    times last changed, so such ranks are compared at the same step only.
+    Some agents see only the intervals between steps, and report the intervals as step times. It is then unknown
+    when the times last changed, so such ranks are compared at the same step only.
     """
     if said.HasField("step_times"):
         times = said.step_times

@@ -1,8 +1,8 @@
 """The event log: recent events of the cluster, in the words of their records, and their counts.
 
 A subscriber of the mirror. It records leaders, replicas, members, generations, failed ranks, broken barriers
-and ended saves. It keeps the latest events for people, and counts. No decision reads it, and a replica that has
-just started has no earlier events.
+and ended saves. It keeps the latest events for people, and counts all of them. No decision reads the log. A
+replica that has just started has no earlier events.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class EventLog:
         self._states[key] = record.state
         if (counter := self._checkpoints.get(record.state)) is not None:
             counter.add()
-            if record.state is not CheckpointState.COMMITTED:  # routine, and in the catalog
+            if record.state is not CheckpointState.COMMITTED:  # a commit is routine; the catalog shows it
                 why = f": {record.reason}" if record.reason else ""
                 self._note(event, "checkpoint", job, f"step {record.step} {record.state.value}{why}")
 

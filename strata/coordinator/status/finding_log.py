@@ -1,7 +1,7 @@
 """The leader's log of findings: one line when a problem of a job begins, one when it is over.
 
-Only the leader logs findings, so that each is logged once. A new leader logs open findings again. All replicas make
-the same diagnosis (`coordinator.status.diagnosis`), so any of them can be queried for it.
+Only the leader logs findings, so that each finding is logged once. A new leader logs open findings again. All
+replicas make the same diagnosis (`coordinator.status.diagnosis`), so any replica can be queried for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FindingLog:
                 await asyncio.sleep((now() - began_s) / SHARE)
 
     def note(self, job: str, findings: Iterable[Finding], now_s: float) -> None:
-        """Log a job's new findings, and those that are over."""
+        """Log a job's new findings, and the findings that are over."""
         before = self._open.pop(job, {})
         kept = sum(map(len, self._open.values()))
         open_: dict[tuple[object, ...], tuple[Finding, float]] = {}

@@ -1,7 +1,7 @@
 """The read-only state that a replica shows of itself and of its cluster.
 
-The status page, the metrics and the probes read it. It reads the view and the in-memory state of this
-replica, waits for nothing, and slows nothing down.
+The status page, the metrics and the probes read this state. `Observed` takes it from the view and from this
+replica's memory, waits for nothing, and slows nothing down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from strata.core.leadership.leader import leader_of
 from strata.observe.loop_lag import LoopLag
 
 STALLED_S: Final = 2.0
-"""A loop that was later than this within the last ten seconds is not healthy."""
+"""An event loop that was late by more than this within the last ten seconds is not healthy."""
 
 
 Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
@@ -92,8 +92,8 @@ class Observed:
     def is_ready(self) -> tuple[bool, str]:
         """Return whether members may be sent here and etcd accepts writes, and if not, why.
 
-        It is for people, probes and load balancers. Decisions about members use `context.is_ready` instead: while no
-        replica can write, members stay where they are.
+        This answer is for people, probes and load balancers. Decisions about members use `context.is_ready`
+        instead: while no replica can write, members stay where they are.
         """
         outage = self.outage()
         return (False, outage) if outage else self.context.is_ready()

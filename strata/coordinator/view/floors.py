@@ -13,8 +13,9 @@ from strata.v1 import common_pb2
 from strata.wire import tokens
 
 CATCH_UP_S: Final = 1.0
-"""How long a caller waits for a replica that is behind it; then it may try another. It is less than
-the 2 s that a unary caller waits, and than the time of a member whose replica is lost (PROTOCOLS 5.4)."""
+"""How long a caller waits for a replica that is behind the caller's token; then the caller may try another
+replica. This is less than the 2 s that a unary caller waits, and less than the time that a member has after the
+loss of its replica (PROTOCOLS 5.4)."""
 ASK_S: Final = 0.5
 """How long etcd has to report its revision, once a caller has waited in vain."""
 
@@ -22,8 +23,8 @@ ASK_S: Final = 0.5
 async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
     """Return once the view is at least as new as `token`; a token without a uid sets no minimum (PROTOCOLS 3.3).
 
-    `ClusterReplaced` if the token is of another cluster; `ClusterRestored` if it is of this cluster before a restore of
-    its control plane; `Unavailable` if this replica does not reach the revision in time.
+    `ClusterReplaced` if the token is of another cluster; `ClusterRestored` if the token is from before a
+    restore of this cluster's control plane; `Unavailable` if this replica does not reach the revision in time.
     """
     if not token.uid:
         return
@@ -46,7 +47,7 @@ async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
 
 
 async def _why_behind(mirror: Mirror, token: common_pb2.Token) -> str:
-    """Return why the view is older than the caller's state: etcd itself may be older."""
+    """Return why the view is older than the caller's state. One reason is that etcd itself is older."""
     with contextlib.suppress(StrataError, TimeoutError):
         async with asyncio.timeout(ASK_S):
             revision = await mirror.revision_of_etcd()

@@ -13,18 +13,18 @@ MAX_EVENTS: Final = 20_000
 
 
 class History:
-    """A bounded ring of batches. It holds every change after `floor`."""
+    """A bounded ring of batches, with every change after `floor`."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self.floor = 0
         self.lists = 0
-        """How often the view was listed anew."""
+        """How many times the mirror replaced the view by a new list."""
         self._max_events = max_events
         self._events = 0
         self._batches: deque[WatchBatch] = deque()
 
     def reset(self, revision: int) -> None:
-        """Forget everything: of changes before `revision`, only the result is known."""
+        """Forget everything: only the result of the changes before `revision` is known."""
         self._batches.clear()
         self._events = 0
         self.lists += 1
@@ -42,10 +42,11 @@ class History:
             self.floor = oldest.revision
 
     def since(self, revision: int) -> Iterator[WatchBatch] | None:
-        """Return the changes after `revision`, or None if they are not all here: then list again.
+        """Return the changes after `revision`, or None if some are no longer stored: the caller must then list
+        again.
 
-        A batch may hold many revisions, and another replica's token may lie within it. Of such a batch, only the
-        changes after the token are returned.
+        A batch may contain many revisions, and the revision of another replica's token may be in the middle of
+        a batch. Of such a batch, only the changes after the token's revision are returned.
         """
         if revision < self.floor:
             return None

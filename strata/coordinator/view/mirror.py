@@ -1,21 +1,21 @@
 """The mirror: the replica's view of the keyspace, kept up to date by etcd's list and watch.
 
-It lists at R and watches from R + 1. After any end of the watch, it continues after the last revision seen, and lists
-again only if that revision was compacted (PROTOCOLS 3.2). Beyond that:
+The mirror lists at revision R and watches from R + 1. After any end of the watch, it continues after the last
+revision seen, and lists again only if that revision was compacted (PROTOCOLS 3.2). It also does this:
 
-- *Fresh.* The view does not know its own age. `fresh` reads one key linearizably, which returns the current
-  revision, and waits until the view reaches it. Callers share one read that begins after their calls. If etcd also
-  serves others, some revisions change no key of this cluster, and the watch does not deliver them. Then a list of
-  keys and revisions that equals the view proves the same.
-- *Audit.* Every minute such a list is compared with the view. A difference means that etcd or this process lost an
-  event. It is counted, logged and repaired by a full list.
-- *Behind.* `answered` returns the revision that etcd last sent in an answer to this replica, and peers report the
-  revision that they have seen. A view that is behind such a revision for two seconds has a broken watch, for
-  whatever cause. The watch is opened again at another endpoint, long before its silence would show the fault.
+- *Fresh.* The view does not know its own age. `fresh` reads one key linearizably, and waits until the view
+  reaches the revision in the answer. Callers share one read that begins after their calls. If etcd also serves
+  other programs, some revisions change no key of this cluster, and the watch does not deliver them. Then a read
+  which shows that no key of this cluster changed proves that the view is fresh.
+- *Audit.* Every minute a list of keys and revisions is compared with the view. A difference means that etcd or
+  this process lost an event. The difference is counted, logged and repaired by a full list.
+- *Behind.* `answered` returns the revision that etcd last sent in an answer to this replica, and peers report
+  the revision that they have seen. A view that is behind such a revision for two seconds has a broken watch,
+  whatever the cause. The mirror then opens the watch again at another endpoint.
 
-The mirror creates the cluster's uid and watches it. If the uid changes, all of this process's knowledge is
-about another cluster, and `run` ends with `ClusterReplaced`. After the first list the mirror logs every other error of
-etcd and retries.
+The mirror creates the cluster's uid and watches it. If the uid changes, everything that this process knows is
+about another cluster, and `run` ends with `ClusterReplaced`. After the first list the mirror logs every other
+error of etcd and retries.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ for less than this has lost nothing."""
 LOOK_S: Final = 0.25
 """How often the view is compared with the newest known revision."""
 PROVE_S: Final = 1.0
-"""A view behind for this long is checked for whether the newest revisions changed only others' keys."""
+"""After the view was behind for this long, the mirror checks whether the newest revisions changed only other
+programs' keys."""
 PROVE_LIMIT_S: Final = 1.0
-"""How long that list may take; it counts as one step of lateness."""
+"""How long that check may take; the check counts as one step of lateness."""
 ASK_S: Final = 2.0
-"""How often the mirror checks that etcd is still the same one (PROTOCOLS 9.1)."""
+"""How often the mirror checks that etcd was not replaced (PROTOCOLS 9.1)."""
 AGAIN_S: Final = 16.0
-"""How long after reopening a late watch it may be reopened again. By then silence would have shown a fault, and
-a cluster that is slow everywhere must not be slowed down further."""
+"""How long after reopening a late watch it may be reopened again. By then silence would have shown a fault.
+Also, reopening must not slow down further an etcd that is slow at every member."""
 FOREIGN_S: Final = 0.1
-"""How long an event may take before the mirror checks whether the newest revision changed only others' keys."""
+"""How long an event may take before the mirror checks whether the newest revision changed only other programs' keys."""
 
 
 class Mirror:
@@ -107,9 +108,9 @@ class Mirror:
         self.history = History()
         self.uid = Uid(uid)
         self.replaced: tuple[str, ...] = ()
-        """The uids of other clusters that this one replaced (`ClusterUid.replaced`)."""
+        """The uids of the clusters that this cluster replaced (`ClusterUid.replaced`)."""
         self.waits_because = ""
-        """Why nothing is served yet, other than the missing first list."""
+        """Why this replica serves nothing yet, besides the missing first list."""
         self.differences = 0
         self._store = store
         self._keys = keys
@@ -152,7 +153,7 @@ class Mirror:
                     await self._reached(revision)
             except TimeoutError:
                 if self._known > known:
-                    continue  # the watch delivers and is only late: a list would delay it further
+                    continue  # the watch delivers events, only late: a list would delay them further
                 pause_s = min(2.0, 2 * pause_s)
                 await self._prove(revision)
 
@@ -250,7 +251,7 @@ class Mirror:
                 pass  # the audit requires a list, or the watch was late
             except StrataError as error:
                 if isinstance(error, ClusterReplaced) or not self._listed.is_set():
-                    raise  # before the first list nothing is served: end, so that the operator sees the reason
+                    raise  # before the first list: end the replica, which serves nothing yet, to show the reason
                 log.warning("etcd_refuses", error=str(error))
                 await asyncio.sleep(REFUSED_S)
                 self._list_wanted = True
@@ -258,7 +259,7 @@ class Mirror:
                 self._following = None
 
     async def _list(self) -> None:
-        """Replace the view by the keyspace as it is now, creating the cluster's uid if there is none."""
+        """Replace the view by a new list of the keyspace; create the cluster's uid if there is none."""
         while True:
             try:
                 listed = await self._store.read(read_prefix(self._keys.root))
@@ -283,7 +284,7 @@ class Mirror:
             return
 
     def _is_restored(self, kv: KeyValue | None) -> bool:
-        """True while a restore of the control plane is in progress: until it is done, there is nothing to serve."""
+        """True while a restore of the control plane is in progress: until then there is nothing to serve."""
         waits = ""
         if kv is not None:
             try:
@@ -320,7 +321,7 @@ class Mirror:
         self._publish(whole)
 
     def _check_uid(self, kv: KeyValue | None) -> None:
-        """Learn the uid; `ClusterReplaced` if it differs from the one learnt before."""
+        """Learn the uid; `ClusterReplaced` if it differs from the uid learnt before."""
         record = decode(ClusterUid, kv.value) if kv is not None else ClusterUid(uid="")
         found = Uid(record.uid)
         if self.uid and found != self.uid:
@@ -339,7 +340,7 @@ class Mirror:
             try:
                 subscriber(batch)
             except PoisonRecord as error:
-                # A hand-written record, which all replicas read, must not end each of them.
+                # All replicas read a hand-written record, so the record must not end the replica.
                 log.warning("poison_record", error=error.message)
         self._reach(batch.revision)
 
@@ -380,10 +381,11 @@ class Mirror:
                     future.set_result(answer.revision)
 
     async def _check_identity(self) -> None:
-        """Check every `ask_s` that etcd is still the same one: a watch that waits for a later revision is silent.
+        """Check every `ask_s` that etcd was not replaced: a watch that waits for a later revision is silent.
 
-        t1: an older snapshot is put under etcd, with leases that are alive.
-        t2: a follower has nothing to read or to write, so without this check it would not notice.
+        t1: etcd is restarted from an older snapshot, in which the leases are still alive.
+        t2: a replica that is not the leader has nothing to read or to write; without this check it would not
+            notice.
         """
         await self._listed.wait()
         while True:
@@ -394,9 +396,9 @@ class Mirror:
     async def _prove(self, revision: int) -> None:
         """Check whether the view already is the state at `revision`, although no event arrived.
 
-        It is if no key was written after the view's revision and etcd has as many keys as the view: then each key of
-        etcd is unchanged in the view. That answer is small, however many keys there are. All callers during one check
-        share the next, whatever its result, since a late watch makes many callers check.
+        This holds if no key was written after the view's revision and etcd has as many keys as the view: then
+        each key of etcd is unchanged in the view. The answer is small, however many keys etcd has. Since a late
+        watch makes many callers check, all callers that arrive during one check share the next one.
         """
         before = self._proofs
         async with self._proving:
@@ -407,7 +409,7 @@ class Mirror:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except StrataError:
                 return
-            # keys that the view has applied meanwhile are newer, or are missing in the count
+            # a write that the view has applied meanwhile would show as a newer key or a different count
             if newer.revision > self._known and not newer.kvs and newer.count == self.view.size:
                 self._reach(newer.revision)
 
@@ -457,7 +459,8 @@ class Mirror:
     # -- behind
 
     async def _keep_up(self) -> None:
-        """Measure how long the view has been behind, then check for others' keys, then reopen the watch.
+        """Measure how long the view is behind; check whether only other programs' keys changed; then reopen the
+        watch.
 
         Each step counts at most twice its length, since this process may have been suspended.
         """

@@ -25,7 +25,7 @@ class RankIndex:
         return self.places.get((worker, incarnation))
 
     def had(self, worker: str, incarnation: int) -> bool:
-        """True if an earlier incarnation of this worker has a place, and this one has none."""
+        """True if an earlier incarnation of this worker has a place, and this incarnation has none."""
         if (worker, incarnation) in self.places:
             return False
         return any(name == worker and before < incarnation for name, before in self.places)

@@ -1,1 +1,1 @@
-"""How decisions become transactions: executed, coalesced with others, or under the leader's fence."""
+"""How decisions become transactions: executed alone, coalesced with others, or under the leader's fence."""

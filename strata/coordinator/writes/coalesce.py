@@ -1,13 +1,14 @@
 """Coalescing of many small transactions into one (PROTOCOLS 2.5).
 
 Transactions that arrive during a commit go into the next one: there is no timer, and no delay if no commit is
-in progress. A batch holds all compares and all writes of its parts, and no part compares a key that another part
-writes. So the batch succeeds only if each part would succeed after the others. For example, a pin, and a deletion
-that compares the absence of pins, never both succeed. If the batch fails, each part is executed alone, and only
-parts whose compares fail report that. If its outcome is unknown, so is the outcome of each part.
+in progress. A batch holds all compares and all writes of its parts, and no part compares a key that another
+part writes. So the batch succeeds only if each part would succeed after the others. For example, a pin, and a
+deletion that compares the absence of pins, never both succeed. If the batch fails, each part is executed alone,
+and only parts whose own compares fail report a failure. If the batch's outcome is unknown, so is the outcome of
+each part.
 
-Transactions that cannot be joined are executed side by side. For example, a thousand members that begin a new job
-all write its spec. One of them succeeds, and the others must not wait in a queue to find that out.
+Transactions that cannot be joined are executed side by side. For example, a thousand members that begin a new
+job all write its spec. One of these transactions succeeds; the others must not wait in a queue only to fail.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from strata.core.kv.txn import MAX_TXN_BYTES, Compare, Delete, Put, Txn, TxnResu
 from strata.errors import InvalidArgument, QuotaExceeded, StrataError
 
 MAX_BATCH: Final = 100
-"""Compares, and writes, of one transaction (PROTOCOLS 2.1, 2.5)."""
+"""The most compares of one transaction, and the most writes (PROTOCOLS 2.1, 2.5)."""
 AT_ONCE: Final = 64
-"""Transactions in progress at once that could not be joined."""
+"""The most transactions in progress at once that could not be joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Coalescer:
             try:
                 result = await self._store.execute(joint)
             except (InvalidArgument, QuotaExceeded):
-                pass  # the fault may be in one part only
+                pass  # perhaps only one part fails: each is executed alone below
             except StrataError as error:
                 for part in batch:
                     _fail(part, error)

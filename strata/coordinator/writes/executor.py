@@ -1,13 +1,13 @@
 """The executor: decides on the view, executes the transaction, waits until the view shows it, decides again.
 
 A decision reads the view and nothing else, and recognises its own effect, so it can be repeated as often as
-needed. Three hard cases thereby become one (PROTOCOLS 2.2, 2.3):
+needed. So the executor handles three hard cases in the same way (PROTOCOLS 2.2, 2.3):
 
 - *Another writer was faster.* A compare failed: bring the view to that revision, decide again.
 - *Outcome unknown.* Resubmit the same guarded transaction. If the first submission did take effect, the
   second fails its compares, and the next decision finds its own effect.
-- *Nothing to do, or refused.* This is a decision too. It is final only if the view is at least as new as
-  a linearizable read or transaction that began after the request arrived.
+- *Nothing to do, or refused.* This is a decision too. Such a decision is final only if the view is at least as
+  new as a linearizable read or transaction that began after the request arrived.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 async def answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer to `ask`, repeated while etcd does not answer; the caller sets the time limit."""
+    """Return the answer of `ask`, called again while etcd does not answer; the caller sets the time limit."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:
@@ -62,9 +62,9 @@ class Executor:
     async def settle(self, decide: Decide, *, deadline_s: float = DEADLINE_S, coalesce: bool = False) -> None:
         """Return once `decide` finds nothing left to do; the view then shows the results.
 
-        Raise the decision's refusal, or `Unavailable` when the deadline passes: then a submitted transaction may
-        still take effect. With `coalesce`, transactions that come close together share a commit: for acks, exits
-        and other writes that many members send at once.
+        Raise the decision's refusal, or `Unavailable` when the deadline passes: a transaction submitted before
+        may then still take effect. With `coalesce`, transactions that come close together share a commit: for
+        acks, exits and other writes that many members send at once.
         """
         try:
             async with asyncio.timeout(deadline_s):

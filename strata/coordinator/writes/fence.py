@@ -1,7 +1,7 @@
 """The fence: every write of a controller compares the leader's epoch. Controllers write in no other way.
 
-A fence is made for one leader term. It refuses a write before sending it if the lease no longer permits this
-replica to act. It ends the term at once if etcd shows that the term is over (PROTOCOLS 4.2).
+A fence is made for one leader term. The fence does not send a write if the lease no longer permits this replica
+to act. The fence ends the term at once if etcd shows that the term is over (PROTOCOLS 4.2).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Term(Protocol):
 
 
 class Fence:
-    """Executes transactions under `epoch`, for as long as that is the current one."""
+    """Executes transactions under `epoch`, for as long as `epoch` is the current epoch."""
 
     def __init__(
         self,

@@ -21,11 +21,12 @@ KINDS: Final = ("read", "txn", "lease_grant", "lease_keep_alive", "lease_revoke"
 class MeasuredStore:
     """A `Store` that counts its requests to another store into `measures`.
 
-    `revision` is the newest revision in an answer to a read or a transaction; revisions between the view's and it are
-    still on their way. A transaction whose compares failed was answered, so it counts as ok. `on_write` receives the
-    result of each write: None, or an error. `on_answer` is called with every answer. `replaced` is the first error that
-    shows that etcd is no longer the same one; the replica waits for it and ends. Callers receive `Unavailable` instead:
-    a member that retries then learns whether the cluster was restored.
+    `revision` is the newest revision in an answer to a read or a transaction; the watch has yet to deliver the
+    revisions between the view's revision and this one. A transaction whose compares failed was answered, so it
+    counts as ok. `on_write` receives the result of each write: None, or an error. `on_answer` is called with
+    every answer. `replaced` is the first error that shows that etcd was replaced; the replica waits for this
+    error and then ends. Callers receive `Unavailable` instead: a member that retries then learns whether the
+    cluster was restored.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:

@@ -1,8 +1,8 @@
 """Authorisation: roles, identities, and one table with every RPC.
 
 An identity comes from a certificate (the URI in its SAN) or from a token. `RULES` lists for each
-method which roles may call it, and whether a member may call it only for itself. `refusal` applies the
-table; nothing else decides, for unary calls, sessions and the calls in them, peers and watches.
+method which roles may call it, and whether a member may call it only for itself. Only `refusal` decides, by this
+table: for unary calls, sessions and the calls in them, peers and watches.
 
 An identity of None means that the replica authenticates no caller: plaintext on loopback, or --insecure.
 """
@@ -20,7 +20,7 @@ from strata.errors import InvalidArgument, PermissionDenied, StrataError, Unauth
 
 SCHEME: Final = "strata"
 _JOB: Final = "job"
-"""Stands in the place of a role in a URI that limits the certificate to a job."""
+"""The word in the place of the role, in a URI that limits the certificate to a job."""
 _OURS: Final = re.compile(rf"[\x00-\x20]*{SCHEME}:", re.IGNORECASE)
 _URI: Final = re.compile(rf"{SCHEME}://([^/?#]*)/([^/?#]*)/([^?#]*)")
 
@@ -29,11 +29,11 @@ class Role(StrEnum):
     """The kind of an identity."""
 
     COORDINATOR = "coordinator"
-    """A replica: links to its peers, and forwards requests that it has already checked."""
+    """A replica: it links to its peers, and forwards requests that it has already authorised."""
     MEMBER = "member"
     """An agent: acts for itself, in its jobs."""
     OPERATOR = "operator"
-    """A person or a program that administers: reads everything, changes whatever no member owns."""
+    """An administrator, a person or a program: reads everything, and changes everything that no member owns."""
     VIEWER = "viewer"
     """Only reads."""
     ETCD = "etcd"
@@ -94,7 +94,7 @@ def parse_identity(uris: list[str]) -> Identity:
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
-    """Return cluster, role and id, taken literally: nothing is decoded, nothing is skipped."""
+    """Return cluster, role and id exactly as written: nothing is decoded, and nothing is skipped."""
     try:
         found = _URI.fullmatch(uri)
         if found is None:
@@ -196,8 +196,8 @@ def refusal(
 ) -> StrataError | None:
     """Return why `identity` may not call `method` ("Worlds.GetJob"), or None if it may.
 
-    `job`: the job that the request names, None if requests of its kind name none. `worker`: likewise the
-    worker that it acts for. A request that should name a worker but names none ("") is refused.
+    `job`: the job that the request names; None if requests of this kind name no job. `worker`: the worker for which
+    the request acts; None likewise. A request that should name a worker but has "" is refused.
     """
     if identity is None:
         return None

@@ -1,16 +1,16 @@
 """Connection limits: which connections a server closes, by one rule for gRPC and for HTTP.
 
-A connection is a *stranger* until its first admitted call: one with an authenticated caller, or any call if the server
-authenticates none. Connections are closed in this order:
+A connection is a *stranger* until its first admitted call: a call with an authenticated caller, or any call if the
+server authenticates no caller. Connections are closed in this order:
 
 1. a stranger that is older than `stranger_s`;
 2. the excess of an address with more than `per_address` connections;
 3. the excess over `strangers` strangers;
 4. the excess over `most` connections.
 
-In 2 to 4 strangers go first, the oldest one of the address that has the most of them. So the address with the most
-strangers pays, and strangers do not displace admitted connections of their own address. If only admitted
-connections are left, the newest goes, so that work in progress continues.
+In cases 2 to 4 strangers are closed first: each time the oldest stranger of the address that has the most
+strangers. So strangers do not displace admitted connections, not even those of their own address. If only admitted
+connections are left, the newest is closed first, so that work in progress continues.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from strata.errors import ConfigError
 C = TypeVar("C", bound=Hashable)
 
 RESERVED_DESCRIPTORS: Final = 128
-"""Descriptors for everything but admitted connections: etcd, peers, probes, files, the log."""
+"""Descriptors kept for other uses than callers' connections: etcd, peers, probes, files, the log."""
 HTTP_SHARE: Final = 8
 """One connection in this many is HTTP's, up to `HTTP_CONNECTIONS`."""
 HTTP_CONNECTIONS: Final = 512
 HTTP_SPEAKING: Final = 128
-"""The maximum of HTTP connections whose client has sent data: with TLS each costs 450 KB."""
+"""The maximum of HTTP connections whose client has sent data; with TLS each of them costs 450 KB."""
 MAX_STRANGERS: Final = 1_024
-"""A stranger that has completed its TLS handshake costs 100 KB."""
+"""The maximum of strangers; a stranger that has completed its TLS handshake costs 100 KB."""
 STRANGER_S: Final = 10.0
 LEAST_CONNECTIONS: Final = 16
 LEAST_SPEAKING: Final = 4
@@ -97,7 +97,7 @@ def shares(*, descriptors: int, most: int, per_address: int) -> Shares:
 
 
 def _all_strangers(most: int, *, per_address: int) -> Limits:
-    """Return the limits of a port at which callers never authenticate, and whose connections live for seconds."""
+    """Return the limits of a port whose callers never authenticate and whose connections last only seconds."""
     return Limits(most=most, per_address=per_address, strangers=most, stranger_s=math.inf)
 
 
@@ -133,12 +133,12 @@ class Connections(Generic[C]):
         self._open[connection] = _Open(address, now_s)
 
     def admitted(self, connection: C) -> None:
-        """Mark a connection as admitted; no effect if it is not counted (any more)."""
+        """Mark a connection as admitted; no effect if the connection is not counted, or not any more."""
         if connection in self._open:
             self._open[connection].admitted = True
 
     def closed(self, connection: C) -> None:
-        """Remove a connection; no effect if it is not counted."""
+        """Remove a connection; no effect if the connection is not counted."""
         self._open.pop(connection, None)
 
     def all(self) -> list[C]:
@@ -184,7 +184,7 @@ class Connections(Generic[C]):
         return found
 
     def _of_fullest(self, connections: Iterable[C], count: int, reason: Reason) -> Iterator[Excess[C]]:
-        """Yield `count` of these to close; each time the last one of the address that has the most left."""
+        """Yield `count` connections to close: each time the last in order of the address that then has the most."""
         if count <= 0:
             return
         left = self._by_address(connections)

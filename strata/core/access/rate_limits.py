@@ -1,9 +1,9 @@
 """Rate limits per identity: token buckets for calls, and counts of open streams.
 
-The defaults are far above the needs of a job: a session's arrivals, progress and ticks are not
-counted at all, and a thousand calls a second would already occupy a replica.
-Opening a stream counts as a call too, because a watch begins with all existing keys.
-The limits keep one broken client from taking a replica's capacity away from all others.
+The limits keep one broken client from taking a replica's capacity away from all others. The defaults are far above
+the needs of a job, because a session's arrivals, progress and ticks are not counted. They are below the thousand
+calls a second that would occupy a replica. Opening a stream counts as a call too, because a watch begins with all
+existing keys.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from strata.errors import QuotaExceeded
 K = TypeVar("K")
 
 MAX_IDENTITIES: Final = 10_000
-"""The number of identities, and of addresses, whose bucket is kept; beyond it the least recent caller's is dropped."""
+"""The number of buckets kept for identities, and for addresses; above it the least recent caller's is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """`per_s` calls a second on the average, `burst` at once."""
+    """`per_s` calls a second on average, and up to `burst` calls at the same moment."""
 
     per_s: float
     burst: float
 
 
 class Buckets(Generic[K]):
-    """A token bucket for each key, at one rate. Each is stored as the time when it will be full again."""
+    """A token bucket for each key, at one rate. A bucket is stored as the time when it will be full again."""
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
@@ -55,25 +55,27 @@ class Buckets(Generic[K]):
 
 RATE: Final = Rate(per_s=500.0, burst=2_000.0)
 STRANGERS: Final = Rate(per_s=2.0, burst=20.0)
-"""The rate of unauthenticated calls per address, above which they get `QuotaExceeded`. A client with a wrong token
-retries every two seconds."""
+"""The rate per address above which unauthenticated calls get `QuotaExceeded`.
+
+A client with a wrong token retries every two seconds.
+"""
 
 
 class Seldom:
-    """Rate-limits reports of an event that may occur any number of times."""
+    """A rate limit for reports of an event that may occur any number of times."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._pending_errors = 0
+        self._unreported = 0
 
     def due(self, now_s: float) -> int | None:
-        """Return how many were suppressed since the last report, or None: this one is suppressed too."""
+        """Return how many reports were suppressed since the last one; None if this report must be suppressed too."""
         if now_s < self._next_s:
-            self._pending_errors += 1
+            self._unreported += 1
             return None
         self._next_s = now_s + self._interval_s
-        pending_errors, self._pending_errors = self._pending_errors, 0
+        pending_errors, self._unreported = self._unreported, 0
         return pending_errors
 
 
@@ -91,7 +93,7 @@ class Meter:
         self._open: Counter[tuple[Role, str, str]] = Counter()
 
     def call(self, identity: Identity | None, now_s: float) -> None:
-        """Count one call; `QuotaExceeded` carries when to retry."""
+        """Count one call, or raise `QuotaExceeded` with the time until a retry."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
         wait_s = self._calls.take((identity.role, identity.id), now_s)
@@ -104,7 +106,7 @@ class Meter:
     def stranger(self, address: str, now_s: float) -> None:
         """Count a call from `address` whose caller is unknown; `QuotaExceeded` if there are too many.
 
-        Authenticated callers at the same address are not counted, and never refused because of it.
+        Authenticated callers at the same address are not counted, and this limit never refuses them.
         """
         wait_s = self._strangers.take(address, now_s)
         if wait_s:
@@ -114,7 +116,7 @@ class Meter:
             )
 
     def open(self, identity: Identity | None, kind: str) -> None:
-        """Count an opening stream: "sessions" or "watches"; `QuotaExceeded` if it is one too many."""
+        """Count an opening stream: "sessions" or "watches"; `QuotaExceeded` above the limit."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
         key = (identity.role, identity.id, kind)

@@ -1,16 +1,16 @@
-"""Limits for unsent answers: those that a handler gave to the transport and the client has not read yet.
+"""Limits for unsent answers: answers that a handler gave to the transport and the client has not read yet.
 
-A client that keeps its HTTP/2 window closed but answers pings is alive for the transport, which keeps every answer
-in memory. So each answer is a *debt* to its caller, the *debtor*, from its creation until the transport reports the
-call as ended, which is after its last byte was sent. A message of a stream is a debt from when it is queued until it
-is written. Three rules bound the debts:
+A client that keeps its HTTP/2 window closed but answers pings is alive for the transport, and the transport keeps
+every answer to it in memory. So each answer counts as a *debt* of its caller, the *debtor*. The debt begins when the
+answer is created. It ends when the transport reports the call as ended, after the last byte was sent. A message of a
+stream is a debt from the time it is queued until it is written. Three rules bound the debts:
 
-1. A debtor (an identity, or a connection if callers are not authenticated) has at most `each_bytes`. Above it its calls
-   get no answer; a stream that pushes messages has a limit of its own (`wire.streams`).
-2. A debt lasts at most `longest_s`. Then its connection is closed, which ends its calls and frees their memory.
-3. All debts together have at most `all_bytes`. Above it connections are closed early, those of the largest debtors
-   first, unless all their debts are younger than `least_s`. On a slow link this may hit a client that does
-   read; clients with small debts come last.
+1. A debtor (an identity, or a connection if callers are not authenticated) has debts of at most `each_bytes`. Above
+   this limit its calls get no answer. A stream that pushes messages has a limit of its own (`wire.streams`).
+2. A debt lasts at most `longest_s`. Then its connection is closed, which ends the connection's calls and frees memory.
+3. All debts together have at most `all_bytes`. Above this limit connections are closed early, those of the largest
+   debtors first; a connection whose debts are all younger than `least_s` stays open. Limit: on a slow link this may
+   close the connection of a client that does read; clients with small debts come last.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Debts:
         return debt
 
     def paid(self, debt: Debt) -> None:
-        """Remove a debt: its call has ended, however it did."""
+        """Remove a debt: its call has ended, with or without an error."""
         if debt not in self._oldest_first:
             return
         del self._oldest_first[debt]

@@ -1,8 +1,8 @@
 """Arrivals at the rounds of barriers: soft state of one replica, merged by rank.
 
-A replica adds the arrivals of its own members and those that its peers forward, in any order and any number
-of times; the result is the same. Nothing here is durable: a replica with a full set writes the
-round's outcome (`core.barriers.outcomes`), and ranks send open arrivals again after every reconnect.
+A replica adds the arrivals of its own members and those that its peers forward. The order and repetitions do not
+change the result. Nothing here is durable: a replica that knows all arrivals writes the round's outcome
+(`core.barriers.outcomes`), and ranks send their open arrivals again after every reconnect.
 
 Times are milliseconds of one clock of the caller; messages carry them as ages.
 """
@@ -21,13 +21,13 @@ from strata.errors import InvalidArgument, QuotaExceeded
 
 MAX_PAYLOAD_BYTES = 4 * 1024
 MAX_ROUND_BYTES = 512 * 1024
-"""The limit for all payloads of a round; a rank's limit is its share of this (PROTOCOLS 6.6)."""
+"""The limit for all payloads of a round; each rank may send an equal share of this (PROTOCOLS 6.6)."""
 MAX_OPEN_ROUNDS = 256
-"""The limit per job, in one replica at a time."""
+"""The limit of open rounds per job in one replica."""
 MAX_TIME_MS = 10**12
 """The limit of an age or a timeout: 31 years. A sum with it still fits into a message's field."""
 MAX_PHASE_CHARS = 64
-"""The limit of a rank's phase, what it reports to be doing; the rest is cut off."""
+"""The limit for the text of a rank's phase, its reported activity; longer texts are cut off."""
 
 
 class BarrierKey(NamedTuple):
@@ -47,8 +47,8 @@ class Arrival:
     """Ranks of one process arrive at a round.
 
     `payloads` and `phases` are empty or have one entry per rank. `participants` empty means all ranks.
-    `age_ms`: how long ago the first of these ranks arrived. `timeout_ms`: how long after that
-    arrival the round breaks (0: never).
+    `age_ms`: how long ago the first of these ranks arrived. `timeout_ms`: how long after the first arrival the
+    round times out (0: never).
     """
 
     job: str
@@ -138,9 +138,9 @@ class BarrierBook:
     def add(self, arrival: Arrival, *, size: int, now_ms: float) -> OpenRound:
         """Merge an arrival into its round and return the round; a rank that arrived before changes nothing.
 
-        `size`: the number of ranks of the generation. All or nothing: `InvalidArgument` for a
-        malformed arrival, or one with other participants than earlier arrivals; `QuotaExceeded` for a
-        payload, or a number of open rounds, above the limit.
+        `size`: the number of ranks of the generation. An arrival with an error changes nothing: `InvalidArgument`
+        if it is malformed or names other participants than earlier arrivals, `QuotaExceeded` if a payload or the
+        number of open rounds is above its limit.
         """
         rounds = self._jobs.get(arrival.job, {})
         entry = rounds.get(arrival.key)
@@ -164,7 +164,7 @@ class BarrierBook:
         return self._jobs.get(key.job, {}).get(key)
 
     def open(self, job: str | None = None) -> Iterator[OpenRound]:
-        """Yield the open rounds, of one job or of all; the book may change meanwhile."""
+        """Yield the open rounds of one job or of all jobs; the book may change during the iteration."""
         for name in list(self._jobs) if job is None else [job]:
             yield from list(self._jobs.get(name, {}).values())
 
@@ -235,7 +235,7 @@ def _check_ranks(entry: OpenRound, arrival: Arrival) -> None:
 
 
 def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> None:
-    """Add the ranks; each rank's first payload and the oldest age win."""
+    """Add the ranks to the round. Each rank's first payload counts, and the oldest age."""
     came_ms = now_ms - arrival.age_ms
     entry.since_ms = min(entry.since_ms, came_ms)
     if arrival.timeout_ms:

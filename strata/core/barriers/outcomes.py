@@ -1,4 +1,4 @@
-"""Outcomes of barrier rounds: one commit ends a round, by any replica with the facts for it (PROTOCOLS 6.2-6.6).
+"""Outcomes of barrier rounds: any replica that has the facts ends a round, by one commit (PROTOCOLS 6.2-6.6).
 
 The outcome is created once, on one key, so release and break exclude each other:
 
@@ -69,10 +69,10 @@ _NAMED = 8
 
 
 def ended(job: JobView, key: BarrierKey) -> Entry[BarrierOutcome] | StrataError | None:
-    """Return the end of the round, or None while it may be open: its outcome, or an error if it is out of date.
+    """Return the round's outcome, an error if the round is out of date, or None while it may be open.
 
-    An arrival for a round with an outcome gets that outcome, however late. The result is final:
-    no newer view can contradict it.
+    An arrival for a round with an outcome gets that outcome, however late it is. The result is final: no newer view
+    can contradict it.
     """
     path = job.keys.outcome(key.name, key.generation, key.round)
     outcome = job.view.entry(path, BarrierOutcome)
@@ -100,10 +100,10 @@ def outcome_payloads(job: JobView, outcome: Entry[BarrierOutcome]) -> dict[int, 
 
 
 def writer_delay_ms(key: BarrierKey, me: InstanceId, ready: Iterable[InstanceId]) -> int:
-    """Return how long this replica, with a full set, waits for another one to write the outcome.
+    """Return how long this replica, once it knows all arrivals, waits for another replica to write the outcome.
 
-    The ready replicas are in rendezvous-hash order, which differs from key to key. The first
-    writes at once, the k-th after 20 k ms unless it saw the outcome.
+    The ready replicas are in rendezvous-hash order, which differs from key to key. The first writes immediately.
+    The k-th, counted from 0, writes after 20 k ms, unless it has seen the outcome by then.
     """
     text = f"\n{key.job}\n{key.name}\n{key.generation}\n{key.round}"
 
@@ -155,7 +155,10 @@ def decide_outcome(
 
 
 def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:
-    """Publish the missing ranks for people. No decision reads it; the caller limits how often it is written."""
+    """Publish the missing ranks for people.
+
+    No decision reads this record; the caller limits how often it is written.
+    """
     key = open_round.key
     if ended(job, key) is not None:
         return Decision(reason=f"{key} has ended")
@@ -256,7 +259,7 @@ def _json_bytes(item: tuple[str, str]) -> int:
 
 
 def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str]:
-    """Return those of `missing` that cannot arrive any more, with the reason.
+    """Return the ranks of `missing` that cannot arrive any more, each with the reason.
 
     No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
     a removed incarnation never returns.

@@ -1,4 +1,4 @@
-"""One attempt at a save: its state in the view, who may write to it, and its abort."""
+"""One attempt at a save: its state in the view, which callers may write to it, and its abort."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_REFERENCES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """The caller of a request: one rank of a member, in the generation that it believes to be current."""
+    """The caller of a request: one rank of a member, in the generation that the rank takes for the current one."""
 
     worker: WorkerId
     incarnation: int
@@ -65,10 +65,10 @@ def uses(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
 
 
 def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRecord]]:
-    """Yield the records that a record refers to, without scanning the whole catalog: every rank's report calls this.
+    """Yield the records that a record refers to, without a scan of the catalog: every rank's report calls this.
 
-    A record refers to its base and to everything that the base referred to when the record was begun, so following
-    the bases finds them all.
+    A record refers to its base, and to all records that the base referred to when the record was begun. So
+    following the bases finds all of them.
     """
     user = record
     for _ in range(MAX_REFERENCES):

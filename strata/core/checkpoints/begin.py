@@ -35,9 +35,9 @@ from strata.errors import (
 class BeginRequest:
     """Open the slot (step, the author's generation), or join the attempt that holds it.
 
-    `replaces` names the ABORTED attempt whose slot is reused. Without it a late rank learns that its save was
-    aborted, instead of opening an attempt that no other rank joins.
-    `tier` is the name of the tier of `root`; `shared` is whether that tier survives the loss of a host.
+    `replaces` names the ABORTED attempt whose slot the request may reuse. A late rank does not set it: this rank
+    must learn that its save was aborted, instead of opening an attempt that no other rank joins. `tier` is the name
+    of the tier of `root`; `shared` is whether that tier survives the loss of a host.
     """
 
     author: Author
@@ -58,8 +58,8 @@ class BeginRequest:
 def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> Decision:
     """Open the slot, or find the attempt that holds it; the view then shows the record.
 
-    Settled once the slot holds a record: OPEN or COMMITTED, or an ABORTED one that the request
-    does not replace. The caller must check the record's `attempt` and `state`.
+    Settled once the slot has an OPEN or COMMITTED record, or an ABORTED one that the request does not replace. The
+    caller must check the record's `attempt` and `state`.
     """
     guards = authorised(job, request.author)
     author, step = request.author, request.step
@@ -79,7 +79,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
             hint="the next generation begins there",
         )
     latest = job.latest()
-    # the step is behind this generation's progress: a rank went back without a new world
+    # the step is before this generation's newest one: a rank went back without a new world
     if latest is not None and latest.record.generation == author.generation and step < latest.record.step:
         raise Refused(
             f"step {step} lies before step {latest.record.step}, which generation"
@@ -164,7 +164,7 @@ def _joined(record: CheckpointRecord) -> Decision:
 
 
 def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]:
-    """Return every record whose chunks the new attempt may use; none unless it is an Incremental."""
+    """Return every record whose chunks the new attempt may use; only an Incremental may use any."""
     if request.type is not CheckpointType.INCREMENTAL:
         return []
     if request.base_step is None or request.base_attempt is None:
@@ -186,11 +186,12 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
 
 
 def bases_of(job: JobView, step: int, attempt: str, tiers: Collection[str]) -> list[Entry[CheckpointRecord]]:
-    """Return a base and every record that it uses, or raise if an Incremental on `tiers` may not refer to them all.
+    """Return a base and every record that it uses, or raise if an Incremental on `tiers` may not refer to all of them.
 
-    An Incremental's chunks refer to those of its bases, so each base must be on every tier written. The transaction
-    compares the bases' records unchanged. A tombstone, of a record or of one tier, changes the record in a transaction
-    that compares that no reference exists. So only the first of the two succeeds.
+    An Incremental's chunks refer to those of its bases, so each base must be on every tier that is written. The
+    begin's transaction compares that the bases' records are unchanged. A tombstone, of a record or of one tier,
+    changes the record in a transaction that compares that no reference exists. So only the first of the two
+    transactions succeeds.
     """
     base = find(job, step, attempt)
     if base is None:

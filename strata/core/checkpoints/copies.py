@@ -1,9 +1,10 @@
 """Copying a checkpoint to a further tier (PROTOCOLS 8.7).
 
-Each rank, or another rank on its behalf, reports its copied part with the digest that was acked; one of them reports
-the manifest and the marker (the copy's seal). Once every part and the seal are there, the tier enters the record and
-may be read. A removed tier never comes back, because its objects may still be in deletion. The same holds for images
-that an Incremental needs of its base: it is not copied to a tier that removes the base or has a damaged copy of it.
+Each rank, or another rank on its behalf, reports its copied part with the digest that was acked. One rank also
+reports the manifest and the marker: this report is the copy's seal. Once every part and the seal are reported, the
+tier enters the record and may be read. A removed tier never comes back, because its objects may still be in
+deletion. For the same reason an Incremental is not copied to a tier that removes its base or has a damaged copy of
+the base.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRequest:
-    """A rank's part (or, with `rank` None, the manifest and the marker) lies on `tier`, below `root`.
+    """The report that a rank's part (or, with `rank` None, the manifest and the marker) is on `tier`, below `root`.
 
-    `begun`: the copy only starts; the report lets a deletion of the record also remove what a crash leaves there.
+    `begun`: the copy only starts. If it then crashes, a deletion of the record also removes the bytes of this copy.
     """
 
     step: int
@@ -49,9 +50,9 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     """Record that a part is copied, once; the last part adds the tier to the record.
 
     The digest must be the acked one. An adopted checkpoint has no acks, and only its manifest's digest is known:
-    there the first reported digest of each part counts. `Conflict`: the digest differs. `Refused`: the tier or the
-    checkpoint is to be deleted, and the copied bytes are removed with the rest. `CheckpointError`: the tier has lost
-    bytes of a base that the checkpoint needs.
+    for its parts, the first digest reported counts. `Conflict`: the digest differs. `Refused`: the tier or the
+    checkpoint is in deletion, which also removes the copied bytes. `CheckpointError`: the tier has lost bytes of a
+    base that the checkpoint needs.
     """
     held = named(job, request.step, request.attempt)
     record, name = held.record, checked_id("tier", request.tier)
@@ -104,7 +105,7 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
 def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> str:
     """Return the digest that the copy must have; "" if it is unknown or there is no such part."""
     rank = request.rank
-    # a commit needs acks; a COMMITTED record without acks was aborted first and then adopted
+    # a commit needs acks: a COMMITTED record without acks was aborted first and adopted later
     adopted = record.state is CheckpointState.COMMITTED and record.origin is None
     if rank is None:
         seal = job.view.record(job.keys.seal(*record.where), Seal)
@@ -117,12 +118,11 @@ def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> 
 
 
 def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointError | None:
-    """Return why no copy on this tier could be read: bytes of a base are missing there for good; or None.
+    """Return an error if the tier has lost bytes of a base for good, so that no copy on it could be read; else None.
 
-    The error is not `Refused`, which means that the copy is no longer needed: here the waiting caller must learn of it.
-
-    A base that was never copied to the tier is no obstacle: its images are copied along. No write compares this:
-    while `record` refers to a base, the base leaves no tier.
+    The error is not `Refused`, which means that the copy is no longer needed: in this case the waiting caller must
+    learn of the loss. A base that was never copied to the tier is no obstacle: its images are copied along. No write
+    compares these facts: while `record` refers to a base, the base leaves no tier.
     """
     for base in (entry.record for entry in bases(job, record)):
         if name in base.tiers and base.tiers[name].state is not TierState.PRESENT:
@@ -135,7 +135,7 @@ def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointE
 def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) -> Iterator[Put]:
     """Yield notes so that base images copied along are removed together with the records of the bases.
 
-    A base saved before the tier existed has no copy there of its own that would name these bytes.
+    If a base was saved before the tier existed, no copy of its own on the tier names these bytes.
     """
     for base in (entry.record for entry in bases(job, record)):
         key = job.keys.copies(*base.where, request.tier) + BEGUN
@@ -145,10 +145,10 @@ def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) 
 
 
 def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decision:
-    """Add a tier to a committed record once every part and the seal are there.
+    """Add a tier to a committed record once every part and the seal are reported.
 
-    Copies stay while the record does, so the predicate "all are there" needs only compares of the record and of
-    the seal, which a deletion removes.
+    Reports of copies stay as long as the record. So "every part is reported" needs only two compares: of the
+    record, and of the copy's seal, which a deletion of the copy removes.
     """
     record = held.record
     if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:

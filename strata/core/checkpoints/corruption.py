@@ -1,18 +1,20 @@
 """Corruption reports: when a copy of a checkpoint counts as damaged (PROTOCOLS 8.8).
 
-A host that reads other bytes than were saved, twice and past every cache, reports the copy and one object that differs.
-The report is stored under the attempt that owns the object. Until another host has read that object, the copy is
-*suspected*: it counts neither for retention nor as a base. The same holds for checkpoints up to the one that was read
-that need the owner's objects.
+A host reports damage after two reads, past every cache, in which the bytes differ from the saved ones. The report
+names the copy and one object that differs, and is stored under the attempt that owns the object. Until another host
+has read that object, the copy is *suspected*: it counts neither for retention nor as a base. Later checkpoints that
+need the owner's objects are suspected too, up to the checkpoint that the host read.
 
-1. Two hosts confirm damage if both have open reports of a copy, or if both reported the same object: the copy becomes
-   CORRUPT, and so do the copies of the checkpoints, up to the one that was read, that need it. A record whose last copy
-   is corrupt becomes CORRUPT too.
-2. A host that reads the object as it was saved refutes the report, if it is the only open one. The reporting host
-   cannot report this object again until it has a worker that registered later. Its reports of other objects count.
-3. A host that cannot read reports that once, which confirms nothing. It retries with its next maintenance tasks.
-4. One host's report suffices if the bytes are on its own disk, or if it is registered and no other registered host
-   could verify. A standby has no process that verifies, so nothing waits for it.
+1. Two hosts confirm damage if both have open reports of a copy, or if both reported the same object: the copy
+   becomes CORRUPT. So do the copies of later checkpoints that need it, up to the checkpoint that was read. A record
+   whose last copy is corrupt becomes CORRUPT too.
+2. If a second host finds the object as it was saved, and the first host's report is the only open one, that report is
+   refuted. The reporting host cannot report this object again until it has a worker that registered later. Its
+   reports of other objects count.
+3. A host that cannot read the object reports its failure once, which confirms nothing. It retries with its next
+   maintenance tasks.
+4. One host's report suffices if the bytes are on its own disk, or if the host is registered and no other registered
+   host could verify the object. A standby has no process that verifies, so nothing waits for it.
 
 A damaged checkpoint keeps its bytes until a newer one is committed: `core.checkpoints.deletion` ensures that.
 """
@@ -44,9 +46,9 @@ MAX_DEPENDENTS, MAX_BYTES = 40, 1_000_000
 class DamageReport:
     """The result of a read by `host` on `tier` ("": the tier at the record's path), past every cache.
 
-    `object`: the object that differs, or was found `sound`, as "folder/file"; "": unknown, or all are sound.
-    `generation`: the generation that cannot begin without these bytes; 0: none waits. `unread`: the host could
-    not read, and `reason` says why.
+    `object`: the object that differs, or that was found `sound`, as "folder/file"; "": unknown, or all objects are
+    sound. `generation`: the generation that cannot begin without these bytes; 0: none waits for them. `unread`: the
+    host could not read the object, and `reason` says why.
     """
 
     step: int
@@ -87,7 +89,7 @@ def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Corr
 
 
 def reported_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield the tiers whose copy is not CORRUPT yet, but has an open report: its own, or one of a base."""
+    """Yield the tiers whose copy is not CORRUPT yet, but has an open report on itself or on a base."""
     if record.state is not CheckpointState.COMMITTED:
         return
     needed = [record, *(base.record for base in bases(job, record))]
@@ -102,7 +104,7 @@ def reported_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 
 
 def has_open_report(job: JobView, record: CheckpointRecord) -> bool:
-    """Return whether a copy has an open corruption report; the record is not verified then."""
+    """Return whether a copy has an open corruption report. Such a record does not count as verified."""
     return any(True for _ in reported_tiers(job, record))
 
 
@@ -117,7 +119,7 @@ def is_whole(job: JobView, record: CheckpointRecord) -> bool:
 
 
 def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield, as a sentence, each report on a copy that is not CORRUPT yet; it begins with "host on tier"."""
+    """Yield a sentence for each report on a copy that is not CORRUPT yet; each sentence begins with "host on tier"."""
     for name in present_on(record):
         for entry in _about(job, record, name):
             report_record = entry.record
@@ -157,8 +159,8 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     """Record a host's finding; with enough reports the copy becomes CORRUPT, or the report is refuted.
 
     `Refused` for a checkpoint in deletion, whose bytes may be missing, and for a host whose report of the object was
-    refuted. A report may come after other hosts have decided the case: even then the decision records that the
-    reporter's generation cannot begin.
+    refuted. Even if other hosts' reports have already decided the case, the decision records that the reporter's
+    generation cannot begin.
     """
     read = named(job, report.step, report.attempt)
     tiers = tiers_of(read.record)
@@ -181,9 +183,10 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
 
 
 def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str) -> Entry[CheckpointRecord]:
-    """Return the attempt that owns the object, if it counts as whole on that tier; else the attempt that was read.
+    """Return the attempt that owns the object, if that attempt counts as whole on this tier; else the attempt read.
 
-    If the object was already reported under the attempt that was read, it stays there: hosts look for it under that.
+    If the object was already reported under the attempt that was read, its report stays there, because hosts look
+    for it under that attempt.
     """
     if any(each.record.object == damaged for each in reports(job, read.record, tier)):
         return read
@@ -221,7 +224,7 @@ def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: Dama
 def _take_down(
     job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport, found: tuple[int, int]
 ) -> Decision:
-    """Record damage found by `report.host`; while the host's report is open, another object adds nothing to it."""
+    """Record damage found by `report.host`; while that host's report is open, damage to another object adds nothing."""
     record, known = held.record, _own(job, held.record, tier, report.host)
     report_record = CorruptionReport(
         corrupt=True,
@@ -286,9 +289,9 @@ def _put(
 
 
 def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> Decision:
-    """Mark a copy as CORRUPT if enough hosts found it damaged; else the reason names a host that must still look.
+    """Mark a copy as CORRUPT if enough hosts found it damaged; else the reason names a host that must still verify.
 
-    Level-triggered: the leader also calls it, because the second host may have departed for good.
+    Level-triggered: the leader also calls this function, because the second host may have departed for good.
     """
     record, state = held.record, tiers_of(held.record)[tier].state
     damage = [each for each in reports(job, record, tier) if each.record.corrupt]
@@ -310,7 +313,7 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
         if others := _others(job, reported.name):
             what = f"{reported.name} alone found step {record.step} damaged"
             return Decision(reason=f"{what}: {others[0]} must look")
-        # no other host could look, and no worker registered since the view; the reporting host is still registered
+        # no other host could verify, no worker has registered since the view, and the reporting host is registered
         compares.append(none_newer_in(job.keys.workers, job.view.revision))
         compares.append(created_at(alone[0].key, alone[0].create_revision))
         compares.append(unchanged(job.keys.head, job.view.mod_revision(job.keys.head)))
@@ -353,11 +356,11 @@ def _without(record: CheckpointRecord, tier: str, why: str) -> CheckpointRecord:
 
 
 def _others(job: JobView, host: str) -> list[str]:
-    """Return the hosts that must look before the report of `host` counts; empty: it counts alone.
+    """Return the hosts that must verify before the report of `host` counts; empty: the report counts alone.
 
-    These are the registered hosts. If a world on `host` alone has begun, none must look: standbys have no process
-    that looks. While a world forms, or is about to end with a member, the decision waits for the next one. While
-    `host` itself is not registered, any host that registers next must look.
+    These are the other hosts of a world whose members are all registered: standbys have no process that verifies.
+    Without such a world, all other registered hosts must verify. While `host` itself is not registered, every
+    registered host must verify; if none is registered, the next one that registers.
     """
     registered, world = job.workers(), job.world()
     if all(worker.record.host != host for worker in registered):

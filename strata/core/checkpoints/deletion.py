@@ -1,14 +1,14 @@
 """Deletion of a checkpoint, or of one copy of it (PROTOCOLS 8.5, 8.6, 8.7).
 
 A deletion has three steps:
-1. A transaction turns the record, or one of its tiers, into a tombstone (DELETING), and compares everything that could
-   still need the bytes.
-2. A host removes the bytes. It may be arbitrarily late: the attempt's folder is unique and never reused, and a REMOVED
-   tier stays REMOVED.
+1. A transaction turns the record, or one of its tiers, into a tombstone (DELETING). It compares that nothing needs
+   the bytes any more.
+2. A host removes the bytes. The host may be arbitrarily late, because the attempt's folder is unique and never
+   reused, and a REMOVED tier stays REMOVED.
 3. A second transaction removes the tombstone.
 
-The record is deleted with its last tier. A fork has no bytes of its own: its record is deleted at once, together with
-the reference that kept its source.
+The record is deleted with its last tier. A fork has no bytes of its own: its record is deleted without a tombstone,
+together with the reference that kept its source.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ _REMOVING = frozenset({TierState.DELETING, TierState.REMOVED})
 def decide_delete(
     job: JobView, *, step: int, attempt: str, finished: bool, tier: str = "", host: str = ""
 ) -> Decision:
-    """Mark an attempt, or its copy on `tier`, as DELETING; with its bytes removed (`finished`), delete it.
+    """Mark an attempt, or its copy on `tier`, as DELETING; with `finished`, delete the marked attempt or copy.
 
-    `host`: the host whose disk is clear, if a tier spans several. The first call is settled once there is a
-    tombstone; the second once the record, the copy or the host's part is removed.
+    `finished`: the bytes are removed. `host`: the host that has removed its part, if the tier spans several hosts'
+    disks. A call without `finished` is settled once there is a tombstone. A call with `finished` is settled once
+    the record, the copy or the host's part is removed.
     """
     if not attempt:
         raise InvalidArgument("a deletion names the attempt it means")
@@ -111,7 +112,7 @@ def decide_tombstone(job: JobView, held: Entry[CheckpointRecord], *, tier: str =
 
 
 def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...]:
-    """Return the compares under which this record's bytes may go; raise if something needs them."""
+    """Return the compares under which this record's bytes may be removed; raise if something needs the bytes."""
     record, keys = held.record, job.keys
     if record.state is CheckpointState.OPEN:
         raise Refused(f"step {record.step} is being saved", hint="abort it first")
@@ -147,9 +148,9 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
 def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence[Entry[CheckpointRecord]]:
     """Return the newer commits that must stay unchanged for this record to be deleted; raise if one is missing.
 
-    At least one is required, and one on each shared tier that loses this checkpoint. So a copy that survives the
-    loss of a host is removed only after a newer one survives it too. An ABORTED record is no restore
-    point and needs none.
+    At least one newer commit is required, and each shared tier that loses this checkpoint must have one. So a copy
+    that survives the loss of a host is removed only if a newer copy survives it too. An ABORTED record is no
+    restore point and needs no newer commit.
     """
     if record.state is CheckpointState.ABORTED:
         return ()
@@ -170,7 +171,7 @@ def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence
 
 
 def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> list[Compare]:
-    """Return compares that hold while these records are unchanged, with no new damage report on them or their bases."""
+    """Return compares that fail if one of these records changes, or gets a damage report on itself or a base."""
     stay = {entry.key: entry for entry in entries}
     needed = {key: entry.record for key, entry in stay.items()}
     needed |= {base.key: base.record for entry in stay.values() for base in bases(job, entry.record)}
@@ -195,7 +196,7 @@ def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
 
 
 def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
-    """Return the tiers of begun copies that are in no record yet; their bytes must be removed too."""
+    """Return the tiers with a begun copy that the record does not list yet; their bytes must be removed too."""
     found = {}
     for name in job.view.names(f"{job.keys.attempt(*record.where)}copies/"):
         copies = list(job.view.entries(job.keys.copies(*record.where, name), Copy))
@@ -251,14 +252,14 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
 
 
 def dying_tiers(record: CheckpointRecord) -> list[str]:
-    """Return the tiers whose bytes are to be removed: all that are left, once the record is a tombstone."""
+    """Return the tiers whose bytes must be removed: for a tombstone, all tiers that are left."""
     return [name for name, tier in tiers_of(record).items() if tier.state is TierState.DELETING]
 
 
 def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:
     """Return the hosts that still hold a part of this tier once `host` has removed its own.
 
-    Without a host the caller vouches for all hosts, as an operator does for a lost machine.
+    Without a `host`, the call states that all hosts have removed theirs; an operator does so for a lost machine.
     """
     if not host:
         return set()
@@ -267,7 +268,7 @@ def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -
 
 
 def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, ...] = ()) -> Decision:
-    """Delete the record and its keys. A tombstone refuses new readers and references, so none is compared."""
+    """Delete the record and its keys. Readers and references need no compare: a tombstone gets no new ones."""
     record, keys = held.record, job.keys
     operations: list[Operation] = [
         Delete(key=held.key),
@@ -288,7 +289,7 @@ def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, 
 
 
 def fork_reference(job: JobView, record: CheckpointRecord) -> str:
-    """Return the key of a fork's reference to its source; no attempt and no job can have its name."""
+    """Return the key of a fork's reference to its source; the key's name cannot be that of an attempt or a job."""
     assert record.origin is not None
     source = f"{job.keys.folder}{record.origin.job}/"
     keys = dataclasses.replace(job.keys, root=source)
@@ -297,7 +298,7 @@ def fork_reference(job: JobView, record: CheckpointRecord) -> str:
 
 
 def _forget(job: JobView, step: int, attempt: str, tier: str) -> Decision:
-    """Delete the note about bytes of an attempt whose slot another attempt took."""
+    """Delete the note that bytes of an attempt, whose slot another attempt took, must be removed."""
     note = job.view.entry(job.keys.discard(attempt), Discarded)
     if note is None:
         return Decision(reason=f"attempt {attempt} of step {step} is gone")

@@ -1,8 +1,8 @@
-"""Fork and rewind: begin a job from another job's checkpoint, or go back to an older one of its own.
+"""Fork and rewind: begin a job from another job's checkpoint, or go back to an older checkpoint of the job.
 
-A *fork* is a record in the new job that stands for the source's checkpoint. It lies in generation 0, before every
-world, and `latest` names it, so that the first world begins there by the ordinary rule. The bytes stay in
-the source's folder; a reference under the source keeps them until the fork's record is deleted.
+A *fork* is a record in the new job that stands for the source's checkpoint. Its generation is 0, before every
+world, and `latest` names it. So the first world begins from the fork by the ordinary rule. The bytes stay in the
+source's folder; a reference under the source keeps them until the fork's record is deleted.
 
 A *rewind* requests a new generation that begins from a chosen record (PROTOCOLS 8.4). Until the leader
 has written that world nothing is saved: otherwise half the ranks could save the old history and half the new one,
@@ -58,7 +58,7 @@ def choose(
 
 
 def find_committed(job: JobView, step: int, attempt: str = "") -> Entry[CheckpointRecord] | None:
-    """Return that attempt; without `attempt`, the newest committed record of the step, or else its newest record."""
+    """Return the record of `attempt`; without `attempt`, the step's newest committed record, or else its newest."""
     if attempt:
         return find(job, step, attempt)
     entries = list(job.view.entries(job.keys.checkpoint_step(step), CheckpointRecord))
@@ -73,10 +73,10 @@ def find_committed(job: JobView, step: int, attempt: str = "") -> Entry[Checkpoi
 def decide_fork(
     target: JobView, source: JobView, *, step: int, attempt: str = "", tag: str = "", latest: bool = False
 ) -> Decision:
-    """Let `target`, which has not begun, begin from a checkpoint of `source`. Both are from one view.
+    """Let the job `target`, which has not begun, begin from a checkpoint of the job `source`. Both are from one view.
 
-    Settled once `target` has that fork. `Refused`: the job has a world or a checkpoint of its own. `Conflict`:
-    it was forked from another checkpoint.
+    Settled once `target` has that fork. `Refused`: `target` has a world or a checkpoint of its own. `Conflict`:
+    `target` was forked from another checkpoint.
     """
     name = target.keys.name
     if target.keys.root == source.keys.root:

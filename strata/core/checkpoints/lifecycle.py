@@ -4,13 +4,13 @@
                 └──(abort, or a second digest)──▶ ABORTED ──▶ replaced, or DELETING
 
 One slot exists per (step, generation). Its record names one *attempt*; ranks that begin the same
-slot join it. Acks are create-once below the attempt and stay while the record is OPEN. So
-"all ranks acked" is a stable predicate: only a change of the record ends it, and a commit compares the
-record. A commit therefore needs no compare per rank, however large the world.
+slot join it. The key of an ack is below the attempt, is created only once, and stays while the record is OPEN. So
+"all ranks acked" is a stable predicate: only a change of the record ends it, and a commit compares the record. A
+commit therefore needs no compare per rank, however large the world.
 
 Every decision is level-triggered: it recognises its own effect, and the caller reads the result from the
-view afterwards. A refusal is valid only from a view at least as new as a linearizable read that began
-after the request arrived; `Executor.settle` ensures that.
+view afterwards. A refusal is valid only if the view is at least as new as a linearizable read that began after the
+request arrived; `Executor.settle` ensures this.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ __all__ = [
 ]
 
 COMPARE_BARRIER: Final = "strata.checkpoint.compare"
-"""The barrier at which the ranks of a save exchange what they hold, in the background of their training."""
+"""The barrier at which the ranks of a save compare their tensors, in the background of their training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckRequest:
-    """One rank's part is durable: `digest` is its manifest's."""
+    """The report that one rank's part is durable; `digest` is the digest of the part's manifest."""
 
     author: Author
     step: int
@@ -124,9 +124,10 @@ class AckRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealRequest:
-    """The global manifest is durable; `size_bytes` is the sum of all images.
+    """The report that the global manifest is durable; `size_bytes` is the sum of all images.
 
-    `part_digests`: the digests of the rank manifests that it names, in rank order; empty: not sent.
+    `part_digests`: the digests of the rank manifests that the global manifest names, in rank order; empty: not
+    sent.
     """
 
     author: Author
@@ -177,8 +178,8 @@ def decide_ack(job: JobView, request: AckRequest) -> Decision:
 def decide_seal(job: JobView, request: SealRequest) -> Decision:
     """Record that the global manifest is durable, once, and only after every rank's ack.
 
-    `Conflict` if it names another part digest than the rank acked: the manifest was then not composed of the parts
-    that the ranks wrote.
+    `Conflict` if the manifest names another digest than a rank acked: then it was not composed of the parts that
+    the ranks wrote.
     """
     author = request.author
     held = attempt_of(job, author.generation, request.step, request.attempt)
@@ -228,7 +229,7 @@ def _differing(job: JobView, record: CheckpointRecord, digests: Sequence[str]) -
 
 
 def _ended(record: CheckpointRecord, who: str) -> StrataError:
-    """Return the error for an ack or seal that comes too late; a DELETING record was aborted before."""
+    """Return the error for an ack or seal that comes too late. If the record is DELETING, it was ABORTED before."""
     if record.state in {CheckpointState.ABORTED, CheckpointState.DELETING}:
         why = record.reason or "it is being cleared away"
         return CheckpointAborted(f"the save of step {record.step} was given up: {why}")
@@ -239,10 +240,10 @@ def _ended(record: CheckpointRecord, who: str) -> StrataError:
 
 
 def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
-    """Commit this OPEN record if its world is current and all ranks and the seal acked; else do nothing.
+    """Commit this OPEN record if its world is current, all ranks have acked and the seal exists; else do nothing.
 
-    Any replica decides this on every view change and at its start. It never refuses: callers that wait
-    for a commit wait on the record.
+    Every replica calls this on every view change and at its start. The decision is never a refusal: callers that
+    wait for a commit wait for the record to change.
     """
     record = entry.record
     if record.state is not CheckpointState.OPEN:
@@ -289,7 +290,7 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
 
 @refusable
 def decide_abort(job: JobView, *, author: Author, step: int, attempt: str, reason: str) -> Decision:
-    """Abort the attempt for all ranks; settled when it has ended, refused once it is committed."""
+    """Abort the attempt for all ranks; settled once the attempt is aborted, refused once it is committed."""
     try:
         held = attempt_of(job, author.generation, step, attempt)
     except CheckpointAborted as over:
@@ -305,8 +306,9 @@ def decide_abort(job: JobView, *, author: Author, step: int, attempt: str, reaso
 def decide_close(job: JobView, *, through_generation: int, reason: str) -> Decision:
     """Leave no save of these generations OPEN: commit the complete ones, then abort the others.
 
-    For the leader, which adds its fence. It calls this before it writes a new head, with the current
-    generation, and afterwards with the previous one, because a save may have begun in between.
+    Only the leader calls this, and adds its fence. The first call, with the current generation, comes before the
+    leader writes a new head. The second, with the same generation, comes afterwards, because a save may have begun
+    in between.
     """
     opened = [e for e in _open(job) if e.record.generation <= through_generation]
     for entry in opened:

@@ -1,8 +1,8 @@
 """Maintenance tasks on the bytes of checkpoints, for hosts that can reach them (PROTOCOLS 8.6, 8.8).
 
-Coordinators never touch storage. They list the tasks that are due, and the library runs them on a host that can reach
-the bytes. Tasks are neither assigned exclusively nor locked: each is correct however often and however late
-it runs, because the attempt's folder is never reused and its end is recorded.
+Coordinators never read or write storage. They list the tasks that are due, and the client library runs them on a
+host that can reach the bytes. Tasks are neither assigned exclusively nor locked: each is correct however often and
+however late it runs. The reason is that the folder of an attempt is never reused, and its removal is recorded.
 
 An absent record is never a reason to remove bytes. The bytes of an attempt whose slot another attempt
 took are listed under `discarded/`.
@@ -67,7 +67,7 @@ def tasks(job: JobView, host: str) -> Iterator[MaintenanceTask]:
         if record.state is CheckpointState.COMMITTED:
             yield from _to_verify(job, record, host)
         if record.origin is not None:
-            continue  # another job owns and removes the bytes; a rank of this job may still find them damaged
+            continue  # another job owns and removes the bytes of a fork; a rank of this job may still find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
             yield from _each(job, record, tiers_of(record), MaintenanceKind.CLEAR, host)
         elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
@@ -96,7 +96,7 @@ def _each(
 
 
 def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[MaintenanceTask]:
-    """Yield the copies that another host reported damaged and `host` has not checked, once for each host."""
+    """Yield a task for each copy that another host reported as damaged and that `host` has not verified yet."""
     for name in present_on(record):
         tier = tiers_of(record)[name]
         damaged = object_to_verify(job, record, name, host) if tier.shared and host else None
@@ -105,9 +105,9 @@ def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Ma
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:
-    """Return whether `host` can reach the tier; a non-shared tier with no recorded part counts as reachable by all.
+    """Return whether `host` can reach the tier; all hosts reach a non-shared tier without a recorded part.
 
-    A host that has no part removes nothing.
+    If a host has no part of the tier, its removal does nothing.
     """
     if tier.shared:
         return True
@@ -132,7 +132,7 @@ def _task(kind: MaintenanceKind, record: CheckpointRecord, name: str, tier: Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptRequest:
-    """Storage has the marker of this attempt, its manifests and every image."""
+    """The report that storage has the marker of this attempt, its manifests and every image."""
 
     step: int
     attempt: str
@@ -143,12 +143,12 @@ class AdoptRequest:
 
 @refusable
 def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
-    """Adopt into the catalog a save that is ABORTED here but committed in storage.
+    """Adopt into the catalog a save that is ABORTED in the catalog but committed in storage.
 
-    That happens only if the keyspace is older than the storage: restored from a backup. The record becomes
-    COMMITTED but does not move `latest`, because the running world began elsewhere. An Incremental
-    takes new references to its bases, as at its begin. It is refused if a base is in deletion, or not there
-    yet: the base may be adopted later itself, and the Incremental then in the next pass.
+    This happens only after a restore from a backup, when the keyspace is older than the storage. The record becomes
+    COMMITTED but does not move `latest`, because the running world began from another checkpoint. An Incremental
+    gets new references to its bases, as at its begin. It is refused if a base is in deletion or not in the catalog.
+    If the base is adopted later, the next pass adopts the Incremental.
     """
     held = named(job, request.step, request.attempt)
     record = held.record

@@ -2,9 +2,9 @@
 
 The order is (generation, step): a checkpoint of a later world counts as newer, whatever its step. A
 world that restores from step s takes that record over: `latest` names it under the new
-generation. Checkpoints of older generations beyond s are thereby *superseded*: they belong to a
-history that was given up, never count as newer, and are restored only by explicit request. Beginning a job anew
-(`J/anew`) supersedes all its earlier checkpoints in the same way.
+generation. Checkpoints of older generations after step s are thereby *superseded*: training continued from s
+without them. They never count as newer, and are restored only by explicit request. Beginning a job anew (`J/anew`)
+supersedes all its earlier checkpoints in the same way.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def restorations(job: JobView) -> Iterator[tuple[int, int]]:
 
 
 def superseded(job: JobView, record: CheckpointRecord) -> bool:
-    """Return whether a later world went back behind this record, or the job was begun anew after it.
+    """Return whether a later world began from a step before this record's, or the job began anew after it.
 
-    The record that `latest` names is never superseded, whatever it was before a world took it over.
+    The record that `latest` names is never superseded, even if it was before a world restored from it.
     """
     return not is_latest(job, record) and (
         record.generation <= job.anew()
@@ -54,7 +54,7 @@ def superseded(job: JobView, record: CheckpointRecord) -> bool:
 def supersedes_any(job: JobView, generation: int) -> bool:
     """Return whether `worlds/<generation>/restored` still supersedes a record.
 
-    While it does, housekeeping keeps that key: without it the record would count again.
+    While it does, housekeeping keeps that key: without the key the record would count again.
     """
     step = job.restored(generation)
     return step is not None and any(
@@ -87,9 +87,9 @@ def newest(
 ) -> Entry[CheckpointRecord] | None:
     """Return the newest committed record that holds a whole state and is not superseded.
 
-    That is the record `latest` names, as long as it is COMMITTED, or the best of the others if that
-    one is CORRUPT. `before`: consider only records that count less than this. `hosts`: consider only records
-    that a world on these hosts can read.
+    This is the record that `latest` names, while that record is COMMITTED; if it is CORRUPT, the newest of the
+    others. `before`: consider only records that are older than this position. `hosts`: consider only records that a
+    world on these hosts can read.
     """
     good = (
         (counts(job, e.record), e)
@@ -104,7 +104,7 @@ def newest(
 
 
 def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
-    """Return the position that a record counts at: its own, or the one `latest` gives it after a world took it over."""
+    """Return a record's position in the order: its own, or that in `latest` after a later world restored from it."""
     latest = job.latest()
     if latest is not None and is_latest(job, record):
         return latest.record.generation, latest.record.step
@@ -114,7 +114,8 @@ def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
 def restore_point(job: JobView, hosts: Collection[str] | None = None) -> RestorePoint | None:
     """Return the restore point of the next world, whose members run on `hosts`; None: begin without a checkpoint.
 
-    It is the record of a rewind, or else the newest record; only records within reach are considered.
+    The restore point is the record of a rewind, or else the newest record. In both cases these hosts must be able
+    to read it.
     """
     rewind = pending_rewind(job)
     back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None
@@ -125,10 +126,11 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
 
 
 def pending_rewind(job: JobView) -> Entry[Rewind] | None:
-    """Return the rewind while it is valid: it ends once its checkpoint cannot be restored.
+    """Return the rewind while it is valid, or None.
 
-    An ended rewind never becomes valid again, so a plan based on that need not compare the checkpoint. The head of the
-    world that goes back deletes the key.
+    A rewind ends once its checkpoint cannot be restored. An ended rewind never becomes valid again, so a plan based
+    on its end need not compare the checkpoint. The head of the world that restores the rewind's checkpoint deletes
+    the key.
     """
     rewind = job.rewind()
     back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None

@@ -1,10 +1,11 @@
 """Pins, tags and readers: they keep a checkpoint from being deleted (PROTOCOLS 8.5, 8.6).
 
-A pin keeps a checkpoint until it is unpinned. A tag is a movable name, and keeps the checkpoint that it
-names. A reader keeps the checkpoint that it reads while the reader's lease lives.
+A pin keeps a checkpoint until the pin is removed. A tag is a movable name, and keeps the checkpoint that it names.
+A reader keeps the checkpoint that it reads as long as the reader's lease exists.
 
-Each of these writes compares the record. A deletion turns the record into a tombstone in a transaction that compares
-that none of them exists. So only the first of the two succeeds.
+A pin, tag or reader is written in a transaction that compares the record. A deletion turns the record into a
+tombstone in a transaction that compares that no pin, tag or reader exists. So only the first of the two
+transactions succeeds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from strata.core.kv.view import Entry
 from strata.errors import Conflict, QuotaExceeded, Refused
 
 MAX_TAGS = 256
-"""The maximum number of tags of one checkpoint: every message about it carries them all."""
+"""The maximum number of tags of one checkpoint, because every message about a checkpoint carries all its tags."""
 
 _KEPT = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 _READ = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
@@ -81,8 +82,8 @@ def tags_of(job: JobView, record: CheckpointRecord) -> list[str]:
 def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> Decision:
     """Make `tag` name this checkpoint, and no other.
 
-    The tag is stored twice: under its name, where the compare ensures that it names one checkpoint at
-    a time, and under the attempt, where a deletion finds it with one range.
+    The tag is stored twice. Under its name, a compare ensures that it names one checkpoint at a time. Under the
+    attempt, a deletion finds it with one range.
     """
     held = named(job, step, attempt)
     record, key = held.record, job.keys.tag(tag)
@@ -115,7 +116,10 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
 
 @refusable
 def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") -> Decision:
-    """Remove a tag; settled if nothing has it. `Conflict` if `attempt` is given and the tag names another one."""
+    """Remove a tag; settled if it does not exist.
+
+    `Conflict` if the tag names another attempt than a given `attempt`.
+    """
     before = job.view.entry(job.keys.tag(tag), Tag)
     if before is None:
         return Decision(reason=f"nothing is tagged {tag}")

@@ -1,7 +1,7 @@
-"""Records beside those of checkpoints: references, readers, copies, corruption reports, tags, retention, held saves.
+"""Records about checkpoints: references, readers, copies, corruption reports, tags, retention, held saves.
 
-The records of the checkpoints themselves, with `latest` and the pins, are in `core.kv.records`; the same
-functions encode and decode both kinds.
+The records of the checkpoints themselves, of `latest` and of pins are in `core.kv.records`. The same functions
+encode and decode the records of both modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from strata.core.kv.records import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The user of the attempt under which this key lies: the slot of an Incremental, or of another job's fork."""
+    """A user of the attempt in this key: the slot of an Incremental, or of another job's fork."""
 
     step: int
     generation: int
@@ -33,7 +33,7 @@ class Reader:
 class Copy:
     """A rank's part, or the manifest and the marker, in the folder `path` of a further tier.
 
-    `digest` is that of the rank's manifest, or of the global one.
+    `digest`: the digest of the rank's manifest, or of the global manifest.
     """
 
     digest: str
@@ -44,11 +44,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptionReport:
-    """A host's finding on one tier, past every cache: damage (`corrupt`), or that it could not read.
+    """A host's finding from a read of one tier, past every cache: damage (`corrupt`), or bytes it could not read.
 
-    `object`: the object that the host read and that differs, as "folder/file"; "": unknown which one.
+    `object`: the object that differs from what was saved, as "folder/file"; "": unknown which object.
     `found_generation`, `found_step`: the checkpoint that was read; newer ones may not need these bytes.
-    `generation`: the generation that could not begin because of it; 0: none waited for these bytes.
+    `generation`: the generation that could not begin because of the damage; 0: none waited for these bytes.
     `refuted_by`: the host that read this object and found it as it was saved. `incarnation`: the newest
     worker of the reporting host at that time.
     """
@@ -79,11 +79,12 @@ class Tag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Retention rules: a checkpoint that any one of them selects stays. 0: no such rule; no rules: all stay.
+    """Retention rules: a checkpoint stays if any rule selects it.
 
-    `latest`: this many of the newest. `every_steps`: the first checkpoint at or after each multiple. `best`:
-    this many with the lowest (`highest`: highest) number under `metric` in their metadata.
-    `age_ms`: those that are younger.
+    A value of 0: no such rule. Without rules all stay. `latest`: select this many of the newest. `every_steps`:
+    select the first checkpoint at or after each multiple. `best`: select this many with the lowest number under
+    `metric` in their metadata, or with the highest if `highest` is set. `age_ms`: select checkpoints younger than
+    this.
     """
 
     latest: int = 0
@@ -119,7 +120,7 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """An attempt whose slot another attempt took: only its bytes are left, and they must be removed."""
+    """An attempt whose slot another attempt took: its bytes are still in storage, and must be removed."""
 
     step: int
     generation: int

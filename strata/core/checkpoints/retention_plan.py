@@ -1,8 +1,8 @@
 """Applying a job's retention policy: the deletions that the leader must mark (PROTOCOLS 8.6).
 
-The policy is applied to each tier separately. A copy that no rule keeps, and that nothing needs, gets its tombstone in
-a transaction that compares a newer checkpoint. So no deletion relies on a checkpoint that another deletion, or
-damage, has meanwhile removed.
+The policy is applied to each tier separately. If no rule keeps a copy, and nothing needs it, the copy gets its
+tombstone in a transaction that compares a newer checkpoint. So no deletion relies on a checkpoint that another
+deletion, or damage, has removed meanwhile.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def decide_set_retention(
 ) -> Decision:
     """Store a policy; the leader deletes by it from its next pass on.
 
-    `author`: the rank whose settings these are. They apply to all tiers, except that existing rules for tiers they do
-    not name stay; refused once the rank's generation is over. `Conflict` if the policy is not the one of
-    `if_revision` any more; 0: if there is a policy.
+    `author`: the rank whose settings contain the policy; refused once the rank's generation is over. The settings
+    apply to all tiers, but existing rules for tiers that they do not name stay. `if_revision`: `Conflict` if the
+    stored policy has another revision; with 0, `Conflict` if there is a policy.
     """
     check_keep(wanted.keep)
     for keep in wanted.tiers.values():
@@ -66,7 +66,7 @@ def decide_set_retention(
 
 
 def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
-    """Return, by tier, the reason why each of its checkpoints stays; a checkpoint that is absent is to be deleted."""
+    """Return, by tier, why each checkpoint that stays does so; the other checkpoints of the tier are to be deleted."""
     held, found = retention(job), {}
     committed = [e for e in job.checkpoints() if e.record.state is CheckpointState.COMMITTED]
     known = {e.key: _candidate(job, e) for e in committed}
@@ -77,7 +77,7 @@ def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
         for entry in there:
             if has_open_report(
                 job, entry.record
-            ):  # even if this copy is good, the checkpoint's suspected copy may not be
+            ):  # even if this copy is good, another copy of the checkpoint is suspected
                 found[tier].setdefault(entry.key, SUSPECTED)
     return found
 
@@ -104,7 +104,7 @@ def going(job: JobView, *, now_unix_ms: int) -> list[tuple[Entry[CheckpointRecor
 def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
     """Decide the first deletion that is due and that nothing prevents.
 
-    For the leader, which adds its fence and calls this again until nothing is left to mark.
+    Only the leader calls this. It adds its fence, and repeats the call until nothing is left to mark.
     """
     policy = job.view.mod_revision(job.keys.retention)
     for entry, tier in going(job, now_unix_ms=now_unix_ms):
@@ -133,7 +133,7 @@ def _candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
         step=record.step,
         counts=counts(job, record),
         created_unix_ms=record.created_unix_ms,
-        # a checkpoint with a damage report does not count as newer for any other either
+        # a checkpoint with a damage report must not count as the newer one of any other checkpoint either
         superseded=superseded(job, record) or not is_whole(job, record),
         metadata=record.metadata,
     )

@@ -22,8 +22,8 @@ WHOLE = frozenset({CheckpointType.FULL, CheckpointType.INCREMENTAL})
 class Candidate:
     """The properties of a committed checkpoint that rules use.
 
-    `counts` is its position in the order, (generation, step). `superseded` checkpoints belong to a history that was
-    given up, and do not count as newer than others. `key` is the caller's own name for it.
+    `counts`: the position in the order, (generation, step). `superseded`: a later world began from an older
+    checkpoint, so this one does not count as newer than others. `key`: the caller's own name for the checkpoint.
     """
 
     key: str
@@ -71,7 +71,7 @@ def kept(candidates: Iterable[Candidate], keep: Keep, *, now_unix_ms: int) -> di
 
 
 def newest_of_each_step(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return, for each kind and step, the checkpoint that counts as newest: the one that a load of the step reads."""
+    """Return, for each kind and step, the checkpoint that counts as newest; a load of the step reads this one."""
     found: dict[tuple[frozenset[CheckpointType], int], Candidate] = {}
     for candidate in sorted(candidates, key=lambda c: c.counts):
         found[_kind_of(candidate), candidate.step] = candidate
@@ -83,7 +83,7 @@ def _kind_of(candidate: Candidate) -> frozenset[CheckpointType]:
 
 
 def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """Select the newest. A superseded one stays until there are `latest` newer ones, like any other."""
+    """Select the newest checkpoints. Like any other, a superseded one stays until there are `latest` newer ones."""
     found, newer = {}, 0
     for candidate in reversed(kind):
         if newer < keep.latest:
@@ -93,7 +93,7 @@ def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
 
 
 def _every(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """Select the first at or after each multiple: a save is seldom due at the multiple itself."""
+    """Select the first checkpoint at or after each multiple: saves are seldom due exactly at a multiple."""
     if not keep.every_steps:
         return {}
     firsts: dict[int, Candidate] = {}
@@ -108,7 +108,7 @@ def _every(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
 
 
 def _best(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """Select the best. A checkpoint without that number is never selected; of equal ones the newer wins."""
+    """Select the best. A checkpoint without the metric is never selected; of two equal ones the newer is."""
     scored = []
     for candidate in kind:
         try:

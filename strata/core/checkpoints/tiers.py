@@ -1,9 +1,9 @@
-"""The copies of a checkpoint on tiers: which exist, where their parts lie, which hosts can read them (PROTOCOLS 8.7).
+"""The copies of a checkpoint on tiers: which exist, which hosts hold their parts, which can read them (PROTOCOLS 8.7).
 
 A save goes to one tier, the one at the record's `path`. `core.checkpoints.copies` adds further tiers.
 
-A *shared* tier survives the loss of a host. A copy on hosts' own disks counts for a world only if one
-host holds every part and all ranks of that world run there, because a rank may need any part.
+A *shared* tier survives the loss of a host. A world can use a copy on hosts' own disks only if one host holds every
+part and all ranks of the world run on that host, because a rank may need any part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strata.core.kv.records import Ack, CheckpointRecord, Tier, TierState
 PRIMARY = "primary"
 """The tier's name if the settings name none."""
 BEGUN = "begun"
-"""A marker among the copies on a tier: the tier may hold bytes even if no part was reported."""
+"""The name of a key among the reports of copies on a tier: bytes may be there even if no part was reported."""
 
 
 def tiers_of(record: CheckpointRecord) -> Mapping[str, Tier]:
@@ -34,7 +34,7 @@ def present_on(record: CheckpointRecord) -> list[str]:
 def home(job: JobView, record: CheckpointRecord) -> tuple[JobView, CheckpointRecord]:
     """Return the job and the record that own the bytes: for a fork, those of its source.
 
-    Forks of forks are followed; if a record on the way is deleted, the last one found is returned.
+    Forks of forks are followed. If a record on the way is deleted, the last record found is returned.
     """
     while record.origin is not None:
         source = JobView(job.view, JobKeys(f"{job.keys.folder}{record.origin.job}/"))

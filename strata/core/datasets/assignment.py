@@ -1,9 +1,10 @@
 """Datasets, and the assignment of their shards to members (PROTOCOLS 7.1).
 
-The assignment names the members, the ring and the exceptions to it; the owners follow from them
-(`core.datasets.ring`), so the record stays small. A *seat* is the name under which a member is placed on the ring. If
-one member leaves and another joins, the new one takes over the seat with all its shards, and no other shard moves.
-The assignment changes only with the members of the world: a new generation of the same members moves nothing.
+The assignment names the members, the ring and the exceptions to the ring. The owners follow from these
+(`core.datasets.ring`), so the record stays small. A *seat* is the name under which a member is placed on the ring.
+If one member leaves and another joins, the new one takes over the seat with all its shards, and no other shard
+moves. The assignment changes only with the members of the world: a new generation of the same members moves
+nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from strata.core.kv.txn import Decision, Plan, Put, Txn, absent, created_at, ref
 from strata.errors import Conflict, InvalidArgument, QuotaExceeded
 
 MAX_SHARDS = 100_000
-"""The first division of this many shards takes a leader about a third of a second."""
+"""The limit of shards per dataset: a leader's first division of so many takes about a third of a second."""
 
 
 @refusable
 def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decision:
-    """Create a dataset. Repeating the same spec is fine; a different one is refused as a `Conflict`."""
+    """Create a dataset. A repeated request with the same spec is settled; a different spec is a `Conflict`."""
     checked_id("dataset", name)
     if not 1 <= spec.shards <= MAX_SHARDS:
         raise InvalidArgument(f"{spec.shards} shards: a dataset has 1 to {MAX_SHARDS}")
@@ -62,8 +63,8 @@ def _seats_of(assignment: Assignment) -> dict[str, str]:
 def seated(workers: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
     """Return the seat of each worker; `before`: the seats so far.
 
-    A worker that stays keeps its seat. Newcomers take the free seats, each the seat of its own name if that is
-    free. Further newcomers get a seat of their own name, with a number if another worker has that seat.
+    A worker that stays keeps its seat. A newcomer takes the free seat of its own name, or else another free seat.
+    If no seat is free, it gets a new seat of its own name, with a number appended if another worker has that seat.
     """
     seats = {worker: before[worker] for worker in sorted(workers) if worker in before}
     newcomers = sorted(set(workers) - seats.keys())

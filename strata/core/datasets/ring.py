@@ -1,14 +1,13 @@
 """ring-v1: consistent hashing that gives every shard an owner. Published in docs/ring.md, with test vectors.
 
-It has two parts. The *ring* gives every shard a home; it depends on the set of members (on the names of
-their seats, see `core.datasets.assignment`) and on nothing else. The *moved* shards are the exceptions that keep the
-load bounded; the assignment lists them. So any client computes the owners with a few lines in any language, and only
-the leader has to keep the bound.
+It has two parts. The *ring* gives every shard a *home*, a member. The home depends only on the set of members (on
+the names of their seats, see `core.datasets.assignment`). The *moved* shards are exceptions that keep every
+member's load bounded; the assignment lists them. So a client computes the owners with a few lines in any language,
+and only the leader must enforce the bound.
 
-Why the bound is not part of the ring, as in "consistent hashing with bounded loads": such a function
-of the members alone, tried with 10,000 shards and 100 members, moves 1.6 times the share of a
-member that leaves, because it decides every full member's overflow anew. The leader uses the previous
-assignment, and moves that share and nothing else.
+The bound is not part of the ring, unlike in "consistent hashing with bounded loads". Such a function of the members
+alone decides every full member's overflow again after each change. With 10,000 shards and 100 members it moved 1.6
+times the share of a member that leaves. The leader uses the previous assignment, and moves only that share.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ RING: Final = "ring-v1"
 POINTS: Final = 32
 """The virtual nodes of a member."""
 BOUND_PERCENT: Final = 5
-"""No member's load exceeds the mean by more than this, or than rounding up to a whole shard."""
+"""A member's load is at most the mean plus this percentage, or else the mean rounded up to a whole shard."""
 MAX_MOVED_BYTES: Final = 40 * 1024
 """The limit for the moved shards as JSON; above it the bound is relaxed."""
 
 Moved = Mapping[str, Sequence[int]]
-"""By owner: the shards that it owns although their home on the ring is another member."""
+"""By owner: the shards that this member owns although their home on the ring is another member."""
 
 
 # -- the published part -----------------------------------------------------------------------
@@ -49,8 +48,9 @@ def position(text: str) -> int:
 def homes(workers: Iterable[str], shards: int) -> list[str]:
     """Return the home of every shard: the member of the first point at or after its position.
 
-    Shard 7 lies at `position("shard/7")`, the k-th point of member w at `position("member/w/k")`,
-    k from 0 to 31; after the last point comes the first. Of equal points the one with the smaller name counts.
+    The position of shard 7 is `position("shard/7")`. The k-th point of member w, with k from 0 to 31, is at
+    `position("member/w/k")`. After the last point comes the first. Of two equal points, the one of the smaller name
+    counts.
     """
     members = tuple(sorted(set(workers)))
     if not members:
@@ -94,7 +94,7 @@ def _points(worker: str, shards: int) -> dict[float, tuple[int, str]]:
 
 
 class _Ring(NamedTuple):
-    """All points in order, with the number of shards up to each, and its member."""
+    """All points in order, each with the number of shards up to it and with its member."""
 
     points: list[float]
     ends: list[int]
@@ -128,7 +128,7 @@ def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
 
 
 def _ring_after(before: Iterable[str], workers: tuple[str, ...], shards: int) -> _Ring:
-    """Return the ring of `workers`; much faster if it is `before` with some members removed."""
+    """Return the ring of `workers`; much faster if `workers` are `before` with some members removed."""
     known = tuple(sorted(before))
     departed = set(known).difference(workers)
     if departed and len(known) - len(departed) == len(workers):
@@ -155,9 +155,9 @@ def bound(workers: int, shards: int, percent: int = BOUND_PERCENT) -> int:
 def assign(workers: Iterable[str], shards: int, before: Sequence[str] | None = None) -> Moved:
     """Return the moved shards that keep every load within the bound.
 
-    `before`: the owners so far, if any. Three kinds of shards then move: those of members that left; those with
-    their home at a newcomer, up to the mean load; and those that the bound forces to move. The
-    result depends on the arguments only, not on the order of `workers`.
+    `before`: the owners so far, if any. Three kinds of shards then move: shards of members that left; shards whose
+    home is a newcomer, until the newcomer has the mean load; and shards that the bound forces to move. The result
+    depends only on the arguments, and not on the order of `workers`.
     """
     members = tuple(sorted(set(workers)))
     if not members:
@@ -215,8 +215,8 @@ def _homeless(
 ) -> list[int]:
     """Return the shards that must move, in ring order: those of members that left or own too many.
 
-    A member that owns too many gives up shards in this order: those with their home at a newcomer, others that
-    do not have their home with it, the last in ring order.
+    A member that owns too many gives up shards in this order: shards whose home is a newcomer; other shards whose
+    home is not this member; and then the last of its own in ring order.
     """
     staying = set(members)
     concerned = {name for name, count in load.items() if name not in staying or count > limit}
@@ -247,7 +247,7 @@ def _by_right_to_stay(name: str, owned: Sequence[int], home: Sequence[str], join
 
 
 def _below_limit(shard: int, ring: _Ring, shards: int, load: Counter[str], limit: int) -> str:
-    """Return the first member below the limit from the shard's position on; its home, if that is below it."""
+    """Return the shard's home if its load is below the limit; else the next member on the ring below the limit."""
     points, _ends, at = ring
     on_ring = _shards(shards)
     index = bisect_left(points, on_ring.places[on_ring.turn[shard]]) % len(points)

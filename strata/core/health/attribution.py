@@ -1,15 +1,15 @@
-"""Attribution: which rank holds up a job, and why; a rule on the reports of all its ranks at one moment.
+"""Attribution: which rank holds up a job, and why. This is a rule on the reports of all its ranks at one moment.
 
     crashed     a rank, or its node, ended early
     stalled     ranks stand still: for long enough to be a stall (`core.health.stalls`), or, earlier, while
                 others wait for them
     slow        steps cost a rank more than they cost others (`core.health.stragglers`)
 
-A rank that others hold up is late as well, so lateness alone is no fault. Before a stall, ranks are blamed only
+A rank that waits for others is late as well, so lateness alone is no fault. Before a stall, ranks are blamed only
 on evidence: most ranks are late, at least one late rank waits for others, and the activity of the blamed ranks is
-known. That names the rank within seconds, and evicts no member: only stalls evict. An agent reports that a rank is
-late before it has located the rank. Such a rank is not silent, because its agent reported it; but it is no evidence
-yet, neither against itself nor against others.
+known. With this evidence the rank is named within seconds, but no member is evicted: only stalls evict. An agent
+reports that a rank is late before it has located the rank, that is, read its stacks. Until then the rank does not
+count as silent, and its report is no evidence, neither against it nor against others.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from strata.core.health.stragglers import Slow, StepTimes
 from strata.core.stop.save_hold import SaveHold
 
 SILENT_S: Final = 2.3
-"""The longest delay until a late rank is reported: its agent checks, and reports it before it requests stacks."""
+"""The longest delay until an agent reports a late rank. The agent reports it before it requests stacks."""
 
 STOPPED: Final = "stopped"
 BLOCKED: Final = "blocked"
-"""States of a process: stopped by a signal, in uninterruptible I/O."""
+"""Two process states: stopped by a signal, and blocked in uninterruptible I/O."""
 
 CAUSE_STOPPED: Final = "stopped"
 CAUSE_SILENT: Final = "silent"
@@ -51,44 +51,44 @@ class RankReport:
     step: int
     phase: str
     age_ms: int
-    """Time since its last movement, as far as is known here."""
+    """Time since the rank last moved, as far as this replica knows."""
     stalled_ms: int = 0
     late_ms: int = 0
     usual_ms: int = 0
-    """The usual duration of its phase; 0 while unknown."""
+    """The usual duration of the rank's phase; 0 while unknown."""
     times: StepTimes | None = None
     waits: bool = False
-    """It has arrived at an open barrier."""
+    """Whether the rank has arrived at an open barrier."""
     where: str = ""
-    """The innermost function of its main thread, if that is known."""
+    """The innermost function of the rank's main thread; "" if unknown."""
     activity: str = ""
-    """The purpose of that function, one of `core.health.stacks.ACTIVITIES`."""
+    """The purpose of the function in `where`: one of `core.health.stacks.ACTIVITIES`."""
     process: str = ""
     worker: str = ""
     host: str = ""
     throttled: tuple[int, str] | None = None
-    """Its device that runs slower than it could, and why."""
+    """The rank's device, if it runs slower than it could, and the reason."""
     trace_file: str = ""
     hold: SaveHold | None = None
-    """Why it cannot save at present, and for how long so far."""
+    """Why the rank cannot save at present, and for how long so far."""
 
     @property
     def held_up(self) -> bool:
-        """Whether it waits for other ranks, as far as is known."""
+        """Whether the rank waits for other ranks, as far as is known."""
         return self.waits or self.activity == stacks.COLLECTIVE
 
     @property
     def silent(self) -> bool:
-        """Whether it must be late by now, but its agent has not reported it.
+        """Whether the rank must be late by now, but its agent has not reported it.
 
-        While its phase has no usual duration, a rank's agent cannot know that it is late.
+        While the rank's phase has no usual duration, the agent cannot know that the rank is late.
         """
         late_ms = 1000 * (late_after_s(self.usual_ms / 1000) + SILENT_S)
         return not self.reported_late and not self.waits and self.usual_ms > 0 and self.age_ms > late_ms
 
     @property
     def unable(self) -> bool:
-        """Whether it cannot do anything at all."""
+        """Whether the rank cannot run at all."""
         return self.silent or self.process == STOPPED
 
     @property
@@ -97,7 +97,7 @@ class RankReport:
 
     @property
     def located(self) -> bool:
-        """Whether its agent has located it or failed to; the agent reports a stall only after that."""
+        """Whether its agent has located the rank, or failed to; the agent reports a stall only after this attempt."""
         return self.stalled_ms > 0 or bool(self.where or self.activity or self.process)
 
 
@@ -121,7 +121,7 @@ def blame(reports: Sequence[RankReport]) -> Blame:
         return NOBODY
     is_stall = any(each.stalled_ms > 0 for each in standing)
     if len(standing) < len(reports) and all(each.held_up and not each.silent for each in standing):
-        return NOBODY  # they wait for a rank that still moves: it evaluates, or writes
+        return NOBODY  # they wait for a rank that still moves: that rank evaluates, or writes
     named, _how = suspects(standing)
     blamed = {each.rank: _cause(each) for each in standing if each.rank in named}
     others = [each for each in standing if each.rank not in blamed]
@@ -141,11 +141,11 @@ def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int)
 def suspects(standing: Sequence[RankReport]) -> tuple[tuple[int, ...], str]:
     """Return which of the ranks that stand still hold up the others, and the evidence in words.
 
-    1. Ranks that cannot do anything at all hold up the others.
-    2. Otherwise ranks that wait at a barrier or in a collective are excluded, unless all do.
-    3. Of the rest, only those at the earliest step count.
-    4. Of these, those count whose reported phase differs from most, or else whose main thread stands in
-       another function than most. If nothing tells them apart, all are named.
+    1. If some ranks cannot run at all, they hold up the others.
+    2. Otherwise ranks that wait at a barrier or in a collective are excluded, unless all ranks wait.
+    3. Of the rest, only ranks at the earliest step count.
+    4. Of these, only ranks whose reported phase differs from the majority's count. If no phase differs, only ranks
+       whose main thread is in another function than the majority's count. If nothing differs, all are named.
     """
     if unable := tuple(sorted(each.rank for each in standing if each.unable)):
         return unable, "" if len(unable) == len(standing) else "the others wait for them"
@@ -197,8 +197,9 @@ def _cause(report: RankReport) -> str:
 def slow_causes(slow: Iterable[Slow], reports: Mapping[int, RankReport]) -> dict[int, str]:
     """Return why each of the slow ranks is slow.
 
-    The cause is its batches, if they account for most of its extra time; else its device, if that is throttled; else
-    its host, if it runs several ranks, but not all, and each is slow in compute; else its own compute.
+    The cause is the first that applies: its batches, if they account for most of its extra time; its device, if the
+    device is throttled; its host, if the host runs several ranks, but not all of the job, and each of them is slow
+    in compute; its own compute.
     """
     causes = {
         each.rank: CAUSE_DATA

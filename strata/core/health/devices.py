@@ -1,12 +1,12 @@
-"""Device health: rules on a driver's readings for when an accelerator must not be trained on.
+"""Device health: rules on a driver's readings that decide when an accelerator must not be used for training.
 
-A rule compares one device's reading with the first one taken of it: a driver's counters outlive
-processes, so only their growth since then counts. Every fault has the same consequence: the member
-is drained, because a device that corrupts memory or has left the bus would fail every generation again.
+A rule compares a device's reading with the first reading of that device: a driver's counters outlive processes, so
+only their growth since then counts. Every fault has the same consequence: the member is drained, because a device
+that corrupts memory or has left the bus would make every later generation fail.
 
-The list of XIDs has those after which NVIDIA's catalog requires a GPU reset or a host restart.
-XIDs of an application (13, 31, 43, 45), of contained or remapped memory (63, 92, 94), and
-unknown ones drain no member: they are only shown.
+An XID is an error code of NVIDIA's driver. The list has the XIDs after which NVIDIA's catalog requires a GPU reset
+or a host restart. Other XIDs drain no member and are only shown: those of an application (13, 31, 43, 45), of
+contained or remapped memory (63, 92, 94), and unknown ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ THROTTLE_REASONS: Final[Mapping[int, str]] = {
 }
 """Bits of NVML's clocks event reasons. Idle, an application's own clocks and the power cap are normal: not listed."""
 MAX_XIDS: Final = 32
-"""How many of a device's XIDs are kept, the newest: a broken device may report without end."""
+"""The number of a device's newest XIDs that are kept: a broken device may report without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class DeviceReading:
     temperature_c: int | None = None
     power_mw: int | None = None
     ecc_uncorrected: int | None = None
-    """Since the driver was loaded."""
+    """The uncorrectable memory errors since the driver was loaded."""
     remap_failed: bool | None = None
     """A memory row is broken and could not be replaced."""
     lost: bool = False
@@ -64,7 +64,7 @@ class DeviceReading:
     throttled: str = ""
     """Why the driver runs the device slower than it could; empty while it does not."""
     xids: tuple[int, ...] = ()
-    """Errors reported since the agent started, in order, the last `MAX_XIDS`."""
+    """The last `MAX_XIDS` errors reported since the agent started, in order."""
 
 
 def fault(
@@ -97,11 +97,11 @@ def throttle_reason(bits: int | None) -> str:
 def visible(
     devices: Iterable[DeviceReading], cuda_visible_devices: str | None
 ) -> tuple[tuple[DeviceReading, ...], str]:
-    """Return the devices that a process with this CUDA_VISIBLE_DEVICES uses, and a sentence on what was not understood.
+    """Return the devices that a process with this CUDA_VISIBLE_DEVICES uses, and a sentence on unclear entries.
 
-    Read as CUDA does: numbers or (unique prefixes of) UUIDs, separated by commas; the first entry that names no
-    device ends the list. The device of a partition (`MIG-…`) cannot be determined here, so then all
-    devices are watched.
+    The variable is read as CUDA does: numbers or (unique prefixes of) UUIDs, separated by commas; the first entry
+    that names no device ends the list. The device of a partition (`MIG-…`) cannot be determined here, so if there
+    is one, all devices are watched.
     """
     every = tuple(devices)
     if cuda_visible_devices is None:

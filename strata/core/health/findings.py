@@ -18,9 +18,9 @@ from strata.core.words import ranks_text, span
 T = TypeVar("T")
 
 NAMED: Final = 3
-"""One sentence names at most this many of a kind, and counts the others."""
+"""One sentence names at most this many things of a kind, and counts the others."""
 MAX_FINDINGS: Final = 50
-"""The limit per job, at one time."""
+"""The maximum number of findings per job at one time."""
 RUNS: Final = 8
 """One sentence names at most this many runs of ranks (`0-3, 7`)."""
 
@@ -48,7 +48,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, tuple[int, ...], str, str, int | None]:
-        """The identity of the finding over time: its text may change, for it includes durations."""
+        """The identity of the finding over time. The text is no identity, because it includes durations."""
         return self.kind, self.cause, self.ranks, self.worker_id, self.host, self.device
 
     @property
@@ -70,7 +70,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank that ended early; `lost`: together with its node, so the cause is unknown."""
+    """A rank that ended early; `lost`: its node was lost with it, so the cause is unknown."""
 
     rank: int
     worker: str
@@ -92,9 +92,9 @@ class Diagnosis:
     held: tuple[RankReport, ...] = ()
     """The ranks that train on but cannot save at present, the longest hold first."""
     held_up: tuple[int, ...] = ()
-    """The ranks that wait for those that a finding names."""
+    """The ranks that wait for ranks that a finding names."""
     scores: Mapping[int, Scores] = field(default_factory=dict)
-    """By rank, for the ranks that report the cost of their steps."""
+    """The scores, by rank, of the ranks that report the cost of their steps."""
     says: str = ""
 
     @property
@@ -103,7 +103,7 @@ class Diagnosis:
         return self.held[0].hold.held_s if self.held and self.held[0].hold is not None else 0.0
 
     def of_rank(self, rank: int) -> str:
-        """Return the faults of one rank: the sentences that name it, or that name the rank it waits for."""
+        """Return the faults of one rank: the sentences that name this rank, or a rank for which it waits."""
         named = [each.text for each in self.findings if rank in each.ranks]
         if not named and rank in self.held_up:
             blamed = [each for each in self.findings if each.kind in {STALLED, CRASHED}]
@@ -122,7 +122,7 @@ def diagnose(
     """Return the faults of the ranks with these reports, of their devices, and of the job's keys.
 
     `ended`: ranks of this generation that ended early; ranks that stand still meanwhile wait for these.
-    `committed_step`: the step of the job's newest checkpoint, which is old while saves are held.
+    `committed_step`: the step of the job's newest checkpoint, shown in the finding about held saves.
     """
     by_rank = {each.rank: each for each in reports}
     known = sorted(devices, key=lambda each: (each.worker, each.index))
@@ -195,7 +195,7 @@ def _ended(ended: Sequence[Ended]) -> Iterator[Finding]:
 
 
 def _stalls(found: Blame, by_rank: Mapping[int, RankReport]) -> Iterator[Finding]:
-    """Yield a finding for the ranks of each host that stand still for one cause; one for all if none is to blame."""
+    """Yield a finding for each host and cause with ranks that stand still; one finding for all if none is to blame."""
     blamed = [by_rank[rank] for rank in sorted(found.ranks)]
     uniform = not found.others and len(blamed) > NAMED
     for group in _grouped(blamed, lambda each: () if uniform else (each.host, found.ranks[each.rank])):
@@ -236,7 +236,7 @@ def _why_stalled(cause: str, group: Sequence[RankReport]) -> str:
 
 
 def slow_findings(slow: Iterable[Slow], by_rank: Mapping[int, RankReport]) -> Iterator[Finding]:
-    """Yield a finding for the ranks of each host that are slow for one cause."""
+    """Yield a finding for each host and cause with slow ranks."""
     slow = list(slow)
     causes = slow_causes(slow, by_rank)
 
@@ -306,7 +306,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], object]) -> Iterator[list[T]
 
 
 def _only(values: Iterable[str]) -> str:
-    """Return the value that all share; "" if they differ."""
+    """Return the common value; "" if the values differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else ""
 

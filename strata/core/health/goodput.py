@@ -1,8 +1,8 @@
-"""Goodput: the share of a training's time spent on steps that count, and an account of the rest.
+"""Goodput: the share of a training's time spent on steps that were not lost, and an account of the rest.
 
-Rank 0 books time under its phase, and every checkpoint carries its account. A
-generation that begins from a checkpoint continues with the checkpoint's account. The time after that
-checkpoint is booked as lost up to the moment the generation began, and from then on as its start.
+Rank 0 books time under its phase, and every checkpoint carries rank 0's account. A generation that begins from a
+checkpoint continues the checkpoint's account. The time between the checkpoint and the beginning of the generation
+is booked as `lost`, and the time after that beginning as `start`.
 
     step        training: the time that counts
     save        trainers held up by a save: waiting for each other, and copying
@@ -68,7 +68,7 @@ class Ledger:
     phase: str = START
     spent_s: dict[str, float] = field(default_factory=dict)
     carried_s: dict[str, float] = field(default_factory=dict)
-    """The amounts that `go_on` added last."""
+    """The amounts that the last call of `go_on` added."""
 
     def enter(self, phase: str, now_s: float) -> None:
         """Book the time since the last call under the phase it was spent in."""
@@ -105,7 +105,7 @@ class Ledger:
         gap = max(0.0, now_unix_s - until)
         began = min(max(began_unix_s, until), now_unix_s)
         lost = max(0.0, min(began - until, gap - own_s))
-        missing = max(0.0, gap - lost - own_s)  # of this generation, before this program first read a clock
+        missing = max(0.0, gap - lost - own_s)  # in this generation, before this program first read a clock
         early = min(
             self.spent_s.get(START, 0.0), max(0.0, own_s - gap)
         )  # the program waited for a world that began later

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 INTERVALS: Final[Mapping[int, int]] = {1: 600, 15: 5760}
-"""By the seconds of an interval: how many intervals are kept."""
+"""The number of intervals that are kept, by the length of an interval in seconds."""
 SERIES_BYTES: Final = 4 * sum(INTERVALS.values())
 """The approximate size of one series."""
 HEAT_S: Final = 10
@@ -73,7 +73,7 @@ class _Ring:
         held, size, isfinite = self._values, self.size, math.isfinite
         for interval, value in enumerate(
             values[begin - first :], begin
-        ):  # a day of a series: 5,760 iterations
+        ):  # 5,760 iterations for a day of a series
             place = interval % size
             if held[place] != held[place] and isfinite(value):  # NaN differs from itself
                 held[place] = value
@@ -146,7 +146,7 @@ class JobHistory:
     def excerpt(
         self, interval_s: int, since_s: int, until_s: int, *, names: Iterable[str] | None = None
     ) -> Excerpt:
-        """Return the intervals that begin at or after `since_s` and the oldest value, and have ended by `until_s`.
+        """Return the intervals from `since_s`, or from the oldest value if that is later, that have ended by `until_s`.
 
         `names`: only these series. `KeyError` for an interval that is not kept, or an unknown series.
         """
@@ -199,14 +199,14 @@ class Heat:
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """Return the smallest of these ordered values that at least `percent` of them do not exceed (nearest rank)."""
+    """Return the smallest of these ordered values such that `percent` % of them are not greater (nearest rank)."""
     return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 class Pace:
     """Steps per second, from the moments at which the step count grew.
 
-    Over the last ten seconds, or the last `LEAST` steps if those took longer.
+    The rate covers the last ten seconds, or the last `LEAST` steps if these took longer.
     """
 
     LEAST: Final = 3

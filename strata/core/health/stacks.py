@@ -1,4 +1,4 @@
-"""Reading dumps of a rank's stacks: where its main thread stands, and what it does there.
+"""Reading dumps of a rank's stacks: the function in which its main thread is, and the purpose of that function.
 
 faulthandler writes the newest thread first, so the main thread is the last one. Within each thread, the
 innermost call is first.
@@ -31,7 +31,7 @@ _LOADERS: Final = re.compile(r"/torch/utils/data/")
 
 
 def innermost(stack: str) -> str:
-    """Return `function (file)` where the main thread stands; "" if unknown.
+    """Return the main thread's innermost function as `function (file)`; "" if unknown.
 
     Frames of Python's own library are skipped: any wait ends in `threading` or `selectors`.
     """
@@ -45,8 +45,8 @@ def innermost(stack: str) -> str:
 def activity(stack: str) -> str:
     """Return what the main thread does: one of `ACTIVITIES`; "" if unknown.
 
-    A rank inside a collective waits for others, whatever called the collective. `run.steps` waits for a batch in
-    `ComputeTimer.waiting`, which is on the stack only while the loader has not returned one.
+    A rank inside a collective waits for others, whatever function called the collective. `run.steps` waits for a
+    batch in `ComputeTimer.waiting`, which is on the stack only until the loader has returned the batch.
     """
     frames = [frame for frame in _main_thread(stack) if not _PYTHONS_OWN.search(frame[0])]
     if not frames:
@@ -85,7 +85,7 @@ def _main_thread(stack: str) -> list[tuple[str, str]]:
 def shortened(stack: str, limit: int) -> str:
     """Return a dump of stacks in at most `limit` characters: its first and last lines.
 
-    The ends say more than the middle: they show the newest thread and the main thread.
+    These are more useful than the middle: they show the newest thread and the main thread.
     """
     if len(stack) <= limit:
         return stack

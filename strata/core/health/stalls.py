@@ -9,8 +9,8 @@ change of either. A rank stands still if it has not moved for longer than the li
   phase), but at least `least_s`, once there are enough samples for a median, else
 - a generous first limit: the first step and a compilation have nothing to be compared with.
 
-In synchronous training one rank that stands still holds up all the others at the same step, so all
-of them stand still by this rule. `core.health.attribution` determines which one is to blame, as far as is known.
+In synchronous training one rank that stands still makes all the others wait at the same step, so by this rule all
+ranks stand still. `core.health.attribution` determines which rank is to blame, as far as is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEP: Final = "step"
 _STEP_WORDS: Final = frozenset({"step", "train", "training", ""})
 
 FIRST_S: Final[Mapping[str, float]] = {STEP: 600.0}
-"""How long a phase may take before there is a median; `FIRST_OTHER_S` for all other phases."""
+"""By phase: how long it may take before there is a median. All other phases have `FIRST_OTHER_S`."""
 FIRST_OTHER_S: Final = 1800.0
 MIN_SAMPLES: Final = 3
 """The samples needed for a median: the first step of a generation takes longer than all others."""
@@ -36,7 +36,7 @@ KEPT: Final = 64
 
 LATE_S: Final = 2.0
 LATE_FACTOR: Final = 3.0
-"""A rank is late if it has not moved for this many times its phase's usual duration, and for at least `LATE_S`."""
+"""A rank is late if it has not moved for this many times the usual duration of its phase, and at least `LATE_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class StallLimits:
     def derive(
         cls, detect_s: float, *, factor: float = 10.0, fixed_s: Mapping[str, float] | None = None
     ) -> StallLimits:
-        """Return the limits derived from the one setting: at least twice `detect_s`."""
+        """Return the limits derived from `detect_s`: the shortest limit is twice that."""
         return cls(least_s=2 * detect_s, factor=factor, fixed_s=dict(fixed_s or {}))
 
     def limit_s(self, kind: str, usual_s: float | None) -> tuple[float, str]:
@@ -71,7 +71,7 @@ class StallLimits:
 
 
 def late_after_s(usual_s: float) -> float:
-    """Return the time without movement after which a rank is late whose phase usually takes `usual_s`."""
+    """Return the time without movement after which a rank is late, if its phase usually takes `usual_s`."""
     return max(LATE_S, LATE_FACTOR * usual_s)
 
 
@@ -107,7 +107,7 @@ class RankPace:
         self._durations: dict[str, deque[float]] = {}
 
     def hear(self, step: int, phase: str, now_s: float) -> bool:
-        """Record the step and phase that the rank reported for `now_s`; return whether it moved."""
+        """Record the rank's step and phase as of `now_s`; return whether the rank moved."""
         if self._said and (step, phase) == (self.step, self.phase):
             return False
         before, now = kind_of(self.phase), kind_of(phase)
@@ -123,7 +123,7 @@ class RankPace:
         return True
 
     def forgive(self, seconds: float) -> None:
-        """Exclude `seconds` from all durations: the process that receives the reports did not run then."""
+        """Exclude `seconds` from all durations: the process that receives the reports did not run in that time."""
         self._moved_s += seconds
         self._entered_s += seconds
 

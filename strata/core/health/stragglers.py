@@ -1,12 +1,13 @@
 """Straggler detection: two scores per rank, and which ranks are slow enough to be named.
 
-In synchronous training all ranks wait for the slowest in every step, so their steps take equally long. A rank is judged
-by its own cost of a step: the compute time of its trainer's thread, and the wait for its batches.
+In synchronous training all ranks wait for the slowest in every step, so steps take the same time on all ranks. A
+rank is judged by its own cost of a step: the compute time of its trainer's thread, and the wait for its batches.
 
-The two scores are those of NVIDIA's resiliency extension; 1 is as fast, 0 is infinitely slow:
+The two scores are those of NVIDIA's resiliency extension. A score of 1 is the speed of the reference, 0 is
+infinitely slow:
 
-- *relative*: the compute time of the fastest rank divided by that of this one;
-- *own*: this rank's best compute time divided by its present one.
+- *relative*: the compute time of the fastest rank divided by that of this rank;
+- *own*: this rank's best compute time divided by its present compute time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final
 WINDOW_S: Final = 2.0
 LEAST_STEPS: Final = 5
 MOST_STEPS: Final = 64
-"""A median covers the steps of the last `WINDOW_S`, within these bounds on their number: pauses do not affect it."""
+"""A median covers the steps of the last `WINDOW_S`, from 5 to 64 of them. So pauses do not affect the median."""
 WARM_UP_STEPS: Final = 5
 """The first steps of a rank in a generation, which compile and fill caches, do not count."""
 BEST_OF_STEPS: Final = 16
@@ -30,18 +31,18 @@ BEST_OF_STEPS: Final = 16
 SLOWED_FACTOR: Final = 1.25
 """A rank's steps have become slower, or faster, if their cost changed by this factor, up or down."""
 SLOW_FACTOR: Final = 1.5
-"""A rank is slow if its steps cost this many times the median of the ranks that it is compared with…"""
+"""A rank is slow if its steps cost at least this many times the median of the ranks that it is compared with…"""
 SLOW_LEAST_S: Final = 0.01
-"""…and are this many seconds above it."""
+"""…and at least this many seconds more than that median."""
 MIN_RANKS: Final = 3
-"""Of two ranks it is impossible to tell which one is slow."""
+"""The fewest ranks that are compared: of two ranks it is impossible to tell which one is slow."""
 MOST_REPORTED: Final = 64
-"""This many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
+"""Only this many of the slowest ranks are compared with all others. If more ranks are slow, they are no stragglers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """A rank's costs of its steps up to `step`; medians cover its newest ones. `best_compute_s`: 0 while unknown."""
+    """The costs of a rank's steps up to `step`; medians cover its newest steps. `best_compute_s`: 0 while unknown."""
 
     compute_s: float
     data_wait_s: float
@@ -50,11 +51,11 @@ class StepTimes:
     best_compute_s: float = 0.0
     step: int = 0
     cheaper_s: float = 0.0
-    """The cost of the cheaper one of its last two steps."""
+    """The cost of the cheaper of its last two steps."""
     steady_steps: int = 0
-    """For how many steps the cost has been the present one, within `SLOWED_FACTOR`."""
+    """The number of steps since the cost last changed by more than `SLOWED_FACTOR`."""
     slowed_s: float = 0.0
-    """How long its steps have cost more than before; 0 if they do not, or if unknown."""
+    """How long its steps have cost more than before; 0 if they cost no more, or if this is unknown."""
 
     @property
     def median_s(self) -> float:
@@ -201,16 +202,16 @@ class Slow:
     """The factor over the median of the others."""
     compute_more_s: float
     data_more_s: float
-    """The seconds above the median that it computes, and that it waits for data, in a step."""
+    """Per step, the seconds of compute, and of waiting for data, by which it is above the median."""
     slowed_s: float
 
 
 def stragglers(times: Mapping[int, StepTimes]) -> list[Slow]:
     """Return the ranks whose steps cost `SLOW_FACTOR` times those of most others, the slowest first.
 
-    Reports of ranks differ in age, and all ranks may have become slower since. So a rank is compared only with ranks
-    whose present cost level covers a step that is in its own present level too. These must be half of all.
-    No rank is slow if more than half of all are as slow.
+    Reports of ranks differ in age, and all ranks may have become slower since the oldest report. So two ranks are
+    compared only if the present cost level of both covers a common step. A rank must be comparable with half of all
+    ranks. No rank is slow if more than half of all ranks are as slow.
     """
     known = {rank: each for rank, each in times.items() if each.median_s > 0}
     if len(known) < MIN_RANKS:
@@ -230,7 +231,7 @@ def _compared(rank: int, known: Mapping[int, StepTimes]) -> Slow | None:
     usual_s = median_low([*(each.median_s for each in others), mine.median_s])
     if usual_s <= 0 or not _is_slow(mine.median_s, usual_s):
         return None
-    # medians follow a change common to all ranks within a step or two of each other; last steps show it at once
+    # a change common to all ranks reaches their medians a step or two apart, but their last steps together
     last_s = median_low(each.last_s for each in others)
     if mine.median_s < SLOW_FACTOR * last_s or mine.cheaper_s < SLOWED_FACTOR * usual_s:
         return None
@@ -248,5 +249,5 @@ def _is_slow(step_s: float, usual_s: float) -> bool:
 
 
 def _overlap(one: StepTimes, other: StepTimes) -> bool:
-    """Return whether both ranks made a common step at which both had their present cost."""
+    """Return whether there is a step that both ranks made at their present cost."""
     return max(one.since_step, other.since_step) <= min(one.step, other.step)

@@ -1,6 +1,6 @@
 """The members of a world, written in chunks that the world's head adopts; the head is written last.
 
-Chunks lie under (generation, epoch), so a leader never adopts chunks of another leader's attempt (PROTOCOLS 6.1).
+The keys of chunks contain generation and epoch, so a leader never adopts chunks of another leader (PROTOCOLS 6.1).
 An earlier attempt of the *same* leader uses the same folder, and one of its transactions may still be in flight.
 Two rules follow:
 1. Before the head is written, chunks are only put, never deleted.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 MAX_CHUNK_MEMBERS = 400
 MAX_CHUNK_BYTES = 56 * 1024
 MAX_OPS = 100
-"""PROTOCOLS 2.5; etcd itself refuses more than 128."""
+"""The limit of operations in one transaction (PROTOCOLS 2.5); etcd itself refuses more than 128."""
 MAX_BYTES = 900 * 1024
 """Limit for the values in one transaction; it leaves space for keys and compares below 1 MiB."""
 _FIXED_BYTES = 120
@@ -67,8 +67,9 @@ def write_members(
 ) -> tuple[Txn, ...]:
     """Return the transactions that write `chunks` as the members of (generation, epoch), and then the head, `last`.
 
-    If everything fits into one transaction, that one is returned. Otherwise only the missing chunks are returned, each
-    transaction under `guards`; the next plan sees them in the view and returns the head.
+    If everything fits into one transaction, the result is that transaction. Otherwise the result writes only the
+    missing chunks, in transactions with the compares `guards`; the next plan sees the chunks in the view and
+    returns the head.
     """
     view, folder = job.view, job.keys.members(generation, epoch)
     there = {kv.key: kv.value for kv in view.walk(folder)}

@@ -62,7 +62,7 @@ class ClusterKeys:
     coordinators = _Fixed("coordinators/")
 
     def coordinator(self, replica: str) -> str:
-        """Return the key that outlives the one of `replica`, which is deleted with its lease."""
+        """Return the key of `replica` on the list of coordinators; unlike its registration, it has no lease."""
         return self.coordinators + checked_id("replica", replica)
 
     jobs = _Fixed("jobs/")
@@ -116,7 +116,7 @@ class JobKeys:
         return self.workers + checked_id("worker", worker)
 
     head = _Fixed("world")
-    """The world's head, Put once a generation."""
+    """The world's head, written once per generation."""
     worlds = _Fixed("worlds/")
 
     def generation(self, generation: int) -> str:
@@ -269,12 +269,12 @@ class JobKeys:
     discarded = _Fixed("discarded/")
 
     def discard(self, attempt: str) -> str:
-        """Return the key that notes leftover bytes of an attempt that has no record any more."""
+        """Return the key that notes that bytes of an attempt without a record are still in storage."""
         return self.discarded + checked_id("attempt", attempt)
 
     latest = _Fixed("latest")
     anew = _Fixed("anew")
-    """The generation up to which all saved checkpoints are given up."""
+    """The generation up to which all saved checkpoints are superseded: no world begins from them."""
     pins = _Fixed("pins/")
 
     def pin(self, step: int, attempt: str) -> str:

@@ -1,4 +1,4 @@
-"""The records stored as values, a frozen dataclass per key. `core.kv.codec` encodes them as JSON with the schema field `v`."""
+"""The records stored as values: a frozen dataclass per key. `core.kv.codec` encodes them as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Phase(Enum):
 
 
 class StopAction(Enum):
-    """Which members leave at a stop: none, some or all. PAUSE is for requests only; its notice is SCALE and `pause`."""
+    """Which members leave at a stop: none, some or all. Only requests have PAUSE; its notice is a SCALE with `pause`."""
 
     SCALE = "scale"
     DRAIN = "drain"
@@ -41,7 +41,7 @@ class CheckpointType(Enum):
 
 
 class CheckpointState(Enum):
-    """OPEN becomes COMMITTED or ABORTED; COMMITTED may become CORRUPT or DELETING."""
+    """OPEN becomes COMMITTED or ABORTED, COMMITTED may become CORRUPT, all but OPEN may become DELETING."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -116,9 +116,10 @@ class Standbys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The command that the ranks of a job run. Two are equal if program and digest are; `arguments` is for people.
+    """The command of a job's ranks.
 
-    `program`: the script's absolute path, or a program's or module's name. `digest`: of all arguments.
+    `program`: the script's absolute path, or the name of a program or module. `digest`: a checksum of all
+    arguments. `arguments` is for display: two commands are the same if `program` and `digest` are equal.
     """
 
     program: str
@@ -147,8 +148,8 @@ class JobPhase:
     """A job's phase and its reason.
 
     `attempt`: the newest attempt at the job that a member registered for, if a launcher counts attempts.
-    `ended_unix_ms`: when the job became DONE or FAILED, for people; 0: unknown. `early`: the job failed before a first
-    step and a first checkpoint, or through exit code 78 of a rank; the next run of its name starts it again.
+    `ended_unix_ms`: when the job became DONE or FAILED, for people; 0: unknown. `early`: the job failed before its
+    first step and first checkpoint, or by exit code 78; the next run under its name starts it again.
     """
 
     phase: Phase
@@ -163,7 +164,7 @@ class JobPhase:
 class Worker:
     """A member. Its incarnation is the create_revision of its key.
 
-    `cannot_restart`: the member ends with the generation that it trained in, and nothing starts it again.
+    `cannot_restart`: the member's process exits after the generation that it trained in, and nothing starts it again.
     """
 
     boot: BootId
@@ -207,11 +208,11 @@ class RestorePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNotice:
-    """Asks the ranks of one generation to agree on a step, save it and stop there.
+    """A request to the ranks of one generation to agree on a step, save it and stop after it.
 
-    `workers`: the members that leave by a DRAIN. `grace_ms`: time for the save, from now; 0: stop without a save. For a
-    SCALE without `pause` it is the time for the agreement. `since`: the notice excludes members that registered after
-    this revision; 0: after the notice was written.
+    `workers`: the members that a DRAIN asks to leave. `grace_ms`: the time for the save, from the write of the
+    notice; 0: stop without a save. In a SCALE without `pause`, `grace_ms` is the time for the agreement. `since`:
+    the notice does not apply to members that registered after this revision; 0: the revision of the notice itself.
     """
 
     action: StopAction
@@ -229,17 +230,17 @@ class StopNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anew:
-    """The job was begun anew: checkpoints of generations up to this one are given up."""
+    """The job began again from nothing: checkpoints up to this generation are superseded."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest:
-    """A request to leave: members that the notice names, or all, which get no place any more.
+    """A request to leave: the members that the notice names, or all members, get no place any more.
 
-    Members that registered after `revision` are excluded. `written`: the revision at which the notice got
-    its final form and its grace began.
+    Members that registered after `revision` are excluded. `written`: the revision at which the notice got its final
+    form; the grace counts from that write.
     """
 
     notice: StopNotice
@@ -249,7 +250,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """A member that cannot restart and whose earlier generation had begun; it gets no place any more."""
+    """A member that cannot restart and has trained in an earlier generation; it gets no place any more."""
 
     worker: WorkerId
     incarnation: int
@@ -266,12 +267,13 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
-    """The current generation. `size` counts ranks; `members` 0 means a forming world.
+    """The current generation. `size` counts ranks. With `members` 0 the world is *forming*: it waits for members.
 
-    `epoch` names the chunks that belong to it. `no_progress` counts the generations in a row, without this one, that
-    a failure ended before they committed a checkpoint; `failures` counts all that a failure ended. `began`: an earlier
-    generation may have made a step, because no failure ended it in its first seconds. `asked`: requests to members of
-    earlier generations that have not left yet. `spent`: members that cannot restart. `newcomers`: members on trial.
+    `epoch` and `generation` name the folder of its members' chunks. `no_progress`: how many generations in a row,
+    up to the previous one, a failure ended before they committed a checkpoint. `failures`: how many generations a
+    failure ended. `began`: an earlier generation may have made a step, because no failure ended it in its first
+    seconds. `asked`: requests to leave, to members of earlier generations that are still registered. `spent`:
+    members that cannot restart. `newcomers`: members on trial.
     """
 
     generation: int
@@ -297,8 +299,8 @@ class WorldHead:
 class GenerationRecord:
     """Why a generation began, and its result; for people, and for estimating how often generations fail.
 
-    `failure`: a failure ended the previous generation. `committed_step`: its own newest checkpoint, written
-    once it has ended.
+    `failure`: a failure ended the previous generation. `committed_step`: the newest checkpoint that this generation
+    committed, written after the generation has ended.
     """
 
     epoch: int
@@ -315,7 +317,7 @@ class GenerationRecord:
 class RankFailed:
     """Why a rank ended early. `code`: its exit code, or minus the signal.
 
-    `early`: its process failed by itself within its first seconds, before a step.
+    `early`: the rank's process failed by itself within its first seconds, before it reported a step.
     """
 
     reason: str
@@ -369,7 +371,7 @@ class BarrierFloor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierArrived:
-    """A hint for people: which ranks are still missing. No decision reads it."""
+    """The ranks that are still missing, for display. No decision reads this record."""
 
     arrived: int
     expected: int
@@ -390,9 +392,9 @@ class Assignment:
     """The owners of a dataset's shards, as of one assignment epoch.
 
     The owners follow from `workers`, `shards` and the published ring (`core.datasets.ring`), so the record
-    stays small, and a client in any language can compute them. Only exceptions are stored: `seats` maps workers to
-    the different names under which the ring places them; `moved` lists, by owner, the shards that the ring places
-    elsewhere.
+    stays small, and a client in any language can compute them. Only exceptions are stored: `seats` maps a worker to
+    the name under which the ring places it, if that is not its own; `moved` lists, by owner, the shards that the
+    ring places elsewhere.
     """
 
     assign_epoch: int
@@ -416,7 +418,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The checkpoint of another job that a forked record stands for; the bytes belong to that checkpoint."""
+    """The checkpoint of another job from which a record was forked; the bytes belong to that checkpoint."""
 
     job: str
     step: int
@@ -458,7 +460,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """A rank's part is durable: the digest of its manifest, the bytes written, and the host that wrote them."""
+    """A rank's report that its part is durable: its manifest's digest, the bytes written, and the writing host."""
 
     digest: str
     size_bytes: int
@@ -469,7 +471,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """The global manifest is durable: its digest and the sum of all bytes."""
+    """The report that the global manifest is durable: its digest, and the sum of all bytes."""
 
     digest: str
     size_bytes: int
@@ -482,8 +484,8 @@ class Seal:
 class Latest:
     """The newest checkpoint by (generation, step), the order of the protocols.
 
-    `generation` is the generation that the checkpoint counts under: its record's, or that of the later world that
-    restored from it.
+    `generation`: the generation under which the checkpoint counts. This is its record's generation, or that of a
+    later world that restored from it.
     """
 
     generation: int

@@ -5,8 +5,8 @@ One contract suite (`tests/contract`) holds for two implementations: the etcd cl
 
 Both raise the same errors:
 
-- `Unavailable`: indeterminate. The call may have taken effect (PROTOCOLS 2.3). For a read: no
-  answer in time.
+- `Unavailable`: the outcome is unknown, and the call may have taken effect (PROTOCOLS 2.3). For a read: no answer
+  in time.
 - `InvalidArgument`: the store refuses the request as malformed (a key written twice, too many
   operations, an empty key); nothing was written.
 - `QuotaExceeded`: the request is too large; nothing was written. A full store is `NoSpace`, an
@@ -47,8 +47,8 @@ class Store(Protocol):
     async def execute(self, txn: Txn) -> TxnResult:
         """Apply one transaction.
 
-        Never retries a transaction whose outcome is unknown: only the caller knows whether the
-        transaction is guarded, so the caller decides.
+        The store never retries a transaction whose outcome is unknown: only the caller knows whether the
+        transaction is guarded, and may retry it.
         """
         ...
 
@@ -57,9 +57,10 @@ class Store(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchBatch]]:
         """Yield every change of the range from `start_revision` on: ordered, without gaps.
 
-        Survives the loss of a connection by resuming after the last revision it yielded; ends
-        with `Compacted` if that revision was compacted. Yields whole revisions only. A caller that leaves the
-        context by `TimeoutError` reports a late watch: the next watch is opened at another endpoint, if there is one.
+        After the loss of a connection the watch resumes after the last revision that it yielded; it raises
+        `Compacted` if that revision was compacted. It yields only whole revisions. A caller that leaves the context
+        by `TimeoutError` thereby reports that the watch is late: the next watch is opened at another endpoint, if
+        possible.
         """
         ...
 

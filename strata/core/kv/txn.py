@@ -21,7 +21,7 @@ from strata.errors import StrataError
 P = ParamSpec("P")
 
 MAX_OPS = 128
-"""etcd's default `--max-txn-ops`: compares, success and failure operations are each bounded."""
+"""etcd's default `--max-txn-ops`, a limit for each of the three lists: compares, success and failure operations."""
 
 MAX_TXN_BYTES = 1 << 20
 """The upper bound for a transaction's size; etcd's own default limit is 1.5 MiB."""
@@ -84,8 +84,8 @@ class Range:
     """Read `key`, or every key of `[key, range_end)`, in key order.
 
     `revision` 0 means now; `limit` 0 means all. `serializable` reads may be stale and are for
-    display only. `keys_only` leaves values empty. `min_mod_revision` excludes keys last written
-    before it; they do not count against `limit`.
+    display only. `keys_only` leaves values empty. `min_mod_revision` excludes keys last written before that
+    revision; excluded keys do not count against `limit`.
     """
 
     key: str
@@ -187,9 +187,9 @@ class Lease:
 class Decision:
     """What to write next, and the reason in a sentence for people.
 
-    With a `txn`: execute it, bring the view to its revision, and decide again. Without a `txn`
-    nothing is left to do: either the request is already fulfilled, or `refusal` says why it cannot be.
-    A decision therefore recognises its own effect, and repeating it is harmless.
+    If there is a `txn`, the caller executes it, brings the view to its revision, and decides again. Without a `txn`
+    nothing is left to do: either the request is already fulfilled, or `refusal` says why it cannot be. A decision
+    must therefore recognise its own effect, so that repeating it is harmless.
     """
 
     reason: str
@@ -199,7 +199,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The leader's next writes, and the reason. Each transaction stands alone; one that fails is planned anew."""
+    """The leader's next writes, and the reason.
+
+    The transactions are independent: if one fails, the leader plans again.
+    """
 
     reason: str
     txns: tuple[Txn, ...] = ()
@@ -208,7 +211,7 @@ class Plan:
 def refusable(decide: Callable[P, Decision]) -> Callable[P, Decision]:
     """Turn an error that `decide` raises into a refusal, so that the caller reports it only from a fresh view (2.2).
 
-    `PoisonRecord` is no refusal: it is raised at once.
+    `PoisonRecord` is no refusal: it is raised immediately.
     """
 
     @functools.wraps(decide)
@@ -237,9 +240,9 @@ def present(key: str) -> Compare:
 
 
 def created_at(key: str, revision: int) -> Compare:
-    """Hold when `key` is the incarnation created at `revision`, which must be above 0.
+    """Hold when `key` exists and was created at `revision`.
 
-    A compare with 0 would hold for an absent key.
+    `revision` must be above 0: a compare with 0 would hold for an absent key.
     """
     if revision <= 0:
         raise ValueError(f"a create revision is above 0, not {revision}")

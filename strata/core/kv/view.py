@@ -1,7 +1,7 @@
 """The view: the keyspace as of one revision, in memory.
 
 Every replica has one view, fed by a list and then by a watch. Decisions read the view and nothing else.
-Only `reset` and `apply` change it, between decisions, never during one.
+Only `reset` and `apply` change the view, and only between decisions.
 
 Keys form a tree at their slashes, so that listing a folder does not touch other keys.
 """
@@ -23,7 +23,7 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
     kv: KeyValue | None = None
     entry: Entry[Any] | None = None
-    """The decoded record, cached at the first read until the key is written again."""
+    """The decoded record: cached by the first read, until the key is written again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class View:
     def __init__(self) -> None:
         self.revision = 0
         self.state = 0
-        """A counter that changes with each state of the view; a list may change the view but not `revision`."""
+        """A counter that each change of the view raises: `reset` may change the keys but not `revision`."""
         self._root = _Node()
         self._keys: dict[str, _Node] = {}
         """The nodes of existing keys, for lookups by the whole key: every message makes several."""
@@ -63,8 +63,8 @@ class View:
     def reset(self, revision: int, kvs: Iterable[KeyValue]) -> tuple[Event, ...]:
         """Become the keyspace as listed at `revision`; return the differences as events, deletes included.
 
-        The events are in key order and carry the list's revisions; a synthesised delete carries
-        `revision`.
+        The events of changed keys come first, in key order, with the listed revisions. The deletes follow, in key
+        order, with `revision`.
         """
         fresh = {kv.key: kv for kv in kvs}
         old = {kv.key: kv for kv in self.walk("")}
@@ -136,7 +136,7 @@ class View:
         return found
 
     def entries(self, folder: str, cls: type[R]) -> Iterator[Entry[R]]:
-        """Yield, in key order, the records that lie directly in `folder` (which ends in `/`)."""
+        """Yield, in key order, the records directly in `folder`, whose name ends in `/`."""
         node = self._find(folder.rstrip("/"))
         if node is None:
             return
@@ -146,7 +146,7 @@ class View:
                 yield entry
 
     def entries_below(self, folder: str, cls: type[R]) -> Iterator[Entry[R]]:
-        """Yield, in key order, the records that lie directly in the subfolders of `folder`."""
+        """Yield, in key order, the records directly in the subfolders of `folder`."""
         node = self._find(folder.rstrip("/"))
         if node is None:
             return

@@ -2,7 +2,7 @@
 
 `P/replicas/<replica>` is attached to the replica's lease and deleted with it. The leader keeps a second key of the same
 name, `P/coordinators/<replica>`, without a lease. A coordinator that has only the second key is *unreachable*.
-No decision about members or leadership reads that key; only an operator's `forget` deletes it.
+No decision about members or leadership reads the second key. Only an operator's `forget` deletes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strata.core.leadership.coordinator_record import Coordinator
 from strata.errors import NotFound, Refused, StrataError
 
 MAX_LISTED = 100
-"""The leader adds no more names than this: more would mean that some process makes up names."""
+"""The maximum number of names on the list: more names would mean that some process makes them up."""
 
 
 def unreachable(view: View, keys: ClusterKeys) -> Mapping[str, Coordinator]:
@@ -54,7 +54,8 @@ def is_known(view: View, keys: ClusterKeys, name: str) -> bool:
 def decide_forget(view: View, keys: ClusterKeys, name: str, *, known: bool) -> Decision:
     """Remove an unreachable coordinator from the list; refuse if it is registered.
 
-    `known`: it was known when the request came. If it is no longer on the list, this request or another removed it.
+    `known`: the coordinator was known when the request came. If it is no longer on the list, this request or
+    another one removed it.
     """
     replica, listed = view.entry(keys.replica(name), Replica), view.get(keys.coordinator(name))
     if replica is not None:
@@ -95,7 +96,7 @@ def _due(view: View, keys: ClusterKeys, epoch: int, now_unix_ms: int) -> Iterato
 
 
 def _listed(view: View, keys: ClusterKeys, name: str) -> Coordinator | None:
-    """Return the list's record of a coordinator; None if it does not decode, and the leader replaces it."""
+    """Return the list's record of a coordinator, or None; None also if it does not decode: the leader replaces it."""
     try:
         return view.record(keys.coordinator(name), Coordinator)
     except PoisonRecord:

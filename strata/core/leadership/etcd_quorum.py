@@ -6,8 +6,8 @@
     may stall      the healthy voters without this one are still a quorum (defragmentation stalls a member)
     may remove     the healthy voters without it are a quorum of today's voters, and of the remaining voters
 
-The alarm NOSPACE makes no voter unhealthy: such a member votes and replicates. A member for which the operator gave
-no endpoint is unknown, and does not count as healthy.
+The alarm NOSPACE makes no voter unhealthy: a member with this alarm still votes and replicates. A member for which
+the operator gave no endpoint does not count as healthy, because its status is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 DISARM_BELOW: Final = 0.9
-"""The share of the quota below which every member's database must be when the alarm NOSPACE is switched off."""
+"""The alarm NOSPACE is switched off only if every member's database is smaller than this share of the quota."""
 
 Role = Literal["leader", "follower", "learner", "silent", "unknown"]
 
@@ -29,7 +29,7 @@ class Answer:
     leader_id: int
     raft_term: int
     errors: tuple[str, ...] = ()
-    """Its own errors; alarms are not among them."""
+    """The member's own errors, without alarms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class Peer:
 
     id: int
     name: str
-    """Empty until the member has started once, as `address` is."""
+    """The member's name; `name` and `address` are empty until the member has started once."""
     learner: bool = False
     address: str = ""
     """The `host:port` that the member advertises to clients."""
     endpoint: str = ""
-    """The endpoint from the command line that is this member's; empty if none is."""
+    """This member's endpoint, if the command line names it; else empty."""
     answer: Answer | None = None
     silence: str = ""
     """Why the member did not answer."""
@@ -68,7 +68,7 @@ _ALLOWED = Judgement(allowed=True)
 
 
 def quorum(voters: int) -> int:
-    """Return how many of this many voters must agree."""
+    """Return the number of voters that must agree, of `voters` in all."""
     return voters // 2 + 1
 
 
@@ -78,7 +78,7 @@ def voters(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def leader_id(peers: Sequence[Peer]) -> int:
-    """Return the leader that the members of the newest raft term name; 0 if they name none."""
+    """Return the id of the leader that the members of the newest raft term report; 0 if they report none."""
     term = _newest_term(peers)
     named = [p.answer.leader_id for p in peers if p.answer is not None and p.answer.raft_term == term]
     return max(named, default=0)
@@ -180,7 +180,7 @@ def may_remove(peer: Peer, peers: Sequence[Peer], *, even_if_healthy: bool = Fal
 
 
 def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
-    """Return whether `name`, no member now, may have been removed for replacement: then it is to be added.
+    """Return whether `name` may be added: it is no member now, and may have been removed for replacement.
 
     Replacement removes one voter of an odd number and leaves only healthy ones.
     """
@@ -199,7 +199,7 @@ def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
 def may_disarm_no_space(used_bytes: Mapping[str, int | None], quota_bytes: int) -> Judgement:
     """Return whether the alarm NOSPACE may be switched off: each member's database has free space again.
 
-    `used_bytes` is by the members' labels, None for a member that did not answer.
+    `used_bytes`: by the member's label; None if the member did not answer.
     """
     silent = [label for label, used in used_bytes.items() if used is None]
     if silent:

@@ -1,8 +1,8 @@
 """Supported versions of etcd, and the known bugs of the others.
 
-The table lists etcd bugs that break a promise of Strata, each with the first release of every minor line that
-is free of it. Two bounds follow from it: everything before 3.4 is refused, and
-everything before 3.5.28 (of 3.6: 3.6.9) gets a warning that names the bugs.
+The table lists etcd bugs that break a promise of Strata. For each bug it names the first release of every minor
+line that is free of the bug. Two bounds follow from the table. Releases before 3.4 are refused. Releases before
+3.5.28 (in 3.6: before 3.6.9) get a warning that names the bugs.
 
 Sources: etcd's CHANGELOG, and the record of its robustness tests (tests/robustness/README.md).
 """
@@ -149,6 +149,6 @@ def judge(version: EtcdVersion) -> Verdict:
 
 
 def _advised(version: EtcdVersion) -> EtcdVersion:
-    """Return the first release that is free of all bugs, on the same minor line if there is one."""
+    """Return the first release that is free of all bugs, on the same minor line if that line has such a release."""
     good = [fix for bug in BUGS for fix in bug.fixed if not any(b.affects(fix) for b in BUGS)]
     return min(good, key=lambda fix: (fix.line != version.line, fix))

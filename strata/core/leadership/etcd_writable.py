@@ -5,9 +5,9 @@ Two conditions stop every write, but affect reads, watches and lease renewals li
     quota alarm   etcd answers each write with "database space exceeded" until an operator disarms it
     no leader     no member answers a write, for longer than an election takes
 
-Both concern the cluster and not one replica, so no member fails over because of them. A replica
-proves that writes work by a *dry run*: a transaction whose compare never holds. It passes etcd's
-log and alarm like a write, and changes nothing.
+Both concern the cluster and not one replica, so no member fails over because of them. A replica proves that writes
+work by a *dry run*: a transaction whose compare never holds. It passes through etcd's log and its alarm check like
+a write, but changes nothing.
 
 Times are seconds of one clock that runs through suspends.
 """
@@ -41,17 +41,17 @@ class Writability:
         self._full, self._failing_s, self._why, self._suspected = False, None, "", False
 
     def full(self) -> None:
-        """Record that etcd refused a write because its quota is used up, which is certain at once."""
+        """Record that etcd refused a write because its quota is used up. One such answer is proof."""
         self._full = True
 
     def failed(self, now_s: float, why: str) -> None:
-        """Record that a dry run had no answer: the answer may be lost, or etcd may be electing a leader."""
+        """Record that a dry run got no answer: the answer may be lost, or etcd may be electing a leader."""
         if self._failing_s is None:
             self._failing_s = now_s
         self._why = why
 
     def suspect(self) -> None:
-        """Make the next dry run due at once: something suggests that etcd takes no writes."""
+        """Make the next dry run due immediately: something suggests that etcd takes no writes."""
         self._suspected = True
 
     def is_due(self, now_s: float) -> bool:
@@ -60,7 +60,7 @@ class Writability:
         return doubtful or now_s - self.proven_s >= DRY_RUN_S
 
     def outage(self, now_s: float) -> str:
-        """Return why etcd takes no writes; "" while it does, as far as is known."""
+        """Return why etcd takes no writes; "" while it takes writes, as far as is known."""
         if self._full:
             return f"nothing can be written: etcd's quota is used up (alarm NOSPACE); {MEND}"
         if self._failing_s is not None and now_s - self._failing_s >= ELECTION_S:

@@ -1,7 +1,7 @@
 """The leader election's state machine: a lease for liveness, a fence for safety (PROTOCOLS 4).
 
-Safety comes from the fence alone: every controller write compares the leader key's create_revision,
-the epoch. This module is about liveness: when to campaign, when to renew, when to stop acting.
+Safety comes from the fence alone: every controller write compares the leader key's create_revision, which is the
+epoch. This module is about liveness: when to campaign, when to renew the lease, when to stop acting as leader.
 
     state         the leader key holds       next
     ------------  -------------------------  ---------------------------------------------------
@@ -10,11 +10,11 @@ the epoch. This module is about liveness: when to campaign, when to renew, when 
                   itself, by its lease       takes the lead (a late campaign counts like any other)
                   itself, by another lease   deletes the key, guarded
     leading       its own key, same epoch    renews; acts until 2/3 of the lease have passed
-                  anything else              stops acting at once
+                  anything else              stops acting immediately
 
-The lease counts from the moment its grant or its last answered renewal was *sent*; an answer
-moves the deadline and proves nothing else. Times are seconds of one clock that runs through
-suspends (CLOCK_BOOTTIME), read again before each act and never compared between processes.
+The lease counts from the moment at which its grant, or its last answered renewal, was *sent*. An answer moves the
+deadline and proves nothing else. Times are seconds of one clock that runs through suspends (CLOCK_BOOTTIME). The
+clock is read again before each act, and its times are never compared between processes.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ class Act(Enum):
     WAIT = "wait"
     """Do nothing until `until_s`, or until the leader key changes."""
     GRANT = "grant"
-    """Get a lease of `REQUESTED_TTL_S`; then `granted`."""
+    """Get a lease of `REQUESTED_TTL_S`, then call `granted`."""
     CAMPAIGN = "campaign"
-    """Execute `campaign_txn`, bring the view to its revision, and call `next_step` again."""
+    """Execute `campaign_txn`, bring the view to the transaction's revision, and call `next_step` again."""
     TAKE_LEAD = "take_office"
-    """Confirm by a linearizable read, bring the view to its revision, then `took_lead`."""
+    """Confirm the key by a linearizable read, bring the view to the read's revision, then call `took_lead`."""
     RENEW = "renew"
-    """`sending`, send one keepalive, then `answered`."""
+    """Call `sending`, send one keepalive, then call `answered`."""
     DELETE_OWN = "delete_own"
-    """Execute `resign_txn` with the step's epoch: the key names this instance, but it does not lead by it."""
+    """Execute `resign_txn` with the step's epoch: the key names this instance, but has another lease."""
     STOP = "stop"
-    """Stop acting at once; then `stopped`."""
+    """Stop acting as leader immediately, then call `stopped`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class LeaderState:
     epoch: Epoch | None = None
 
     def may_act(self, now_s: float) -> bool:
-        """Return whether, by its lease, this instance may act as the leader of `epoch`."""
+        """Return whether the lease still lets this instance act as the leader of `epoch`."""
         return self.epoch is not None and self.lease is not None and self.lease.may_act(now_s)
 
     def granted(self, lease_id: int, ttl_s: float, *, sent_s: float) -> LeaderState:
@@ -139,9 +139,9 @@ class LeaderState:
         return replace(self, lease=replace(self.lease, tried_s=now_s, outstanding=True))
 
     def answered(self, ttl_s: float | None) -> LeaderState:
-        """Record a keepalive's answer: the lease counts from its send. None: no answer came, and it is repeated.
+        """Record a keepalive's answer: the lease counts from the keepalive's send.
 
-        A TTL of 0 or less means that the lease has ended.
+        None: no answer came, and the keepalive is repeated. A TTL of 0 or less means that the lease has ended.
         """
         lease = self.lease
         if lease is None or (ttl_s is not None and ttl_s <= 0):

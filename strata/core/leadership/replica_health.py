@@ -1,15 +1,16 @@
 """Health of a replica: whether it may serve members, and may declare them dead (PROTOCOLS 5.5).
 
-A sick replica deletes no member. Two questions are answered at each act, with the clock read anew:
+An unhealthy replica must delete no member. Before each act two questions are answered, each time with a new reading
+of the clock:
 
     ready?         etcd answered within 2 s, the view has not been behind those answers for longer than
                    2 s, and the event loop runs within 1 s of its schedule
-    may it delete? nothing in the last 5 s suggests that the replica itself causes what it sees of its members:
-                   a stall, silence of etcd, a late view, a mass of broken sessions, the loss of all peers;
+    may it delete? nothing in the last 5 s suggests that the replica itself is why its members seem lost:
+                   a stall, silence of etcd, a late view, many sessions broken together, the loss of all peers;
                    and etcd takes writes, so that a deleted member can register again
 
-After a stall everything is due at once, timers and broken streams, in no order. So each question
-detects the stall by the clock, even if the loop's own measurement has not run again yet.
+After a stall all timers and broken streams are due at the same moment, in no order. So both questions detect the
+stall by the clock, even if the loop's own measurement has not run again yet.
 
 Times are seconds of one clock that runs through suspends.
 """
@@ -21,14 +22,16 @@ from dataclasses import dataclass, field
 
 ETCD_SILENT_S = 2.0
 BEHIND_S = 2.0
-"""A view that is behind etcd's answers for longer than this has a broken watch: outcomes come late."""
+"""If a view is behind etcd's answers for longer than this, its watch is broken, and outcomes come late."""
 BETTER_OFF_S = 1.5
-"""A peer whose last contact with etcd is this much newer than this replica's can still reach etcd. If etcd itself
-fails, all replicas lose contact within about a second of each other, by their renewals, so no replica then
-sends its members to another."""
+"""If a peer's last contact with etcd is newer than this replica's by more than this, the peer can still reach etcd.
+
+If etcd itself fails, all replicas lose contact within about a second of each other, at their next renewals. So in
+that case no replica sends its members to another.
+"""
 LAG_S = 1.0
 TURN_S = 0.25
-"""The interval at which the loop is measured."""
+"""The interval at which the event loop's delay is measured."""
 RECOVERY_S = 1.0
 """After a stall the loop must run on time for this long before the replica is ready for members again."""
 SPARE_S = 5.0
@@ -81,7 +84,7 @@ class Diagnosis:
     def better_off(
         self, now_s: float, *, etcd_silence_s: float, peer_silence_s: float, behind_s: float = 0.0
     ) -> bool:
-        """Return whether members should move to a ready peer whose last contact with etcd is that old."""
+        """Return whether members should move to a ready peer whose last contact with etcd was `peer_silence_s` ago."""
         if not self.unready(now_s, etcd_silence_s=etcd_silence_s, behind_s=behind_s):
             return False
         return etcd_silence_s <= ETCD_SILENT_S or etcd_silence_s - peer_silence_s > BETTER_OFF_S

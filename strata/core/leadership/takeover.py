@@ -1,14 +1,15 @@
 """Takeover: when a follower deposes a leader that has died, before its lease expires (PROTOCOLS 4.7).
 
-A follower keeps a link to the leader, with a handshake that checks the uuid in the leader key. Only one chain
-of facts deposes a leader. All other cases wait for the lease, because barriers and saves need no leader:
+A follower keeps a link to the leader, with a handshake that checks the uuid in the leader key. A leader is deposed
+only after the chain of facts below. In all other cases the follower waits for the lease to expire, because barriers
+and saves need no leader:
 
     the link was up while it led ─▶ it was ended or reset ─▶ connects are refused, twice in a row
          └ else: wait                 └ silence, or by us: wait    └ answered, unclear: wait
 
-A refused connect does not prove death: a firewall may refuse on the leader's behalf. So if a deposed leader shakes
-hands afterwards, this follower deposes no leader for a minute. Members do not notice a change of leader, and the
-delete compares the epoch.
+A refused connect does not prove death: a firewall may refuse on the leader's behalf. So if a deposed leader later
+completes a handshake, this follower deposes no leader for a minute. A wrong deposition does little harm: members do
+not notice a change of leader, and the delete compares the epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from strata.core.leadership.leader import leader_of
 REFUSALS = 2
 PROBE_EVERY_S = 0.02
 MAX_PROBES = 10
-"""A dying process may close its listening socket a little after the link, so a follower connects a few times."""
+"""A dying process may close its listening socket a little later than the link, so a follower tries to connect again."""
 PEACE_S = 60.0
 
 
@@ -41,7 +42,7 @@ class Probe(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The instances that this follower has deposed, and until when it deposes none after a mistake."""
+    """The instances that this follower has deposed, and the time until which it deposes none after a mistake."""
 
     deposed: frozenset[InstanceId] = frozenset()
     peace_until_s: float = float("-inf")
@@ -51,7 +52,7 @@ class Memory:
         return replace(self, deposed=self.deposed | {instance})
 
     def met(self, instance: InstanceId, now_s: float) -> Memory:
-        """Record a handshake with this instance: if it was deposed, that was a mistake."""
+        """Record a handshake with this instance; if this follower had deposed the instance, that was a mistake."""
         if instance not in self.deposed:
             return self
         return Memory(deposed=self.deposed - {instance}, peace_until_s=now_s + PEACE_S)
@@ -80,8 +81,8 @@ def suspect(
 ) -> Entry[Leader] | None:
     """Return the leader key if the established link to `instance`, which broke, was the leader's; else None.
 
-    If the view shows that `instance` leads, the link was up in its epoch: the link lasted until now, and the
-    epoch began before. Also None while this replica deposes no leader.
+    If the view shows that `instance` leads, the link was up during its epoch: the epoch began earlier, and the link
+    broke only now. The result is also None while this replica deposes no leader after a mistake.
     """
     held = _leader(view, keys)
     if held is None or held.record.instance != instance or now_s < memory.peace_until_s:
@@ -99,7 +100,10 @@ def probed(
     linked: bool,
     now_s: float,
 ) -> Verdict:
-    """Decide after the probes so far. `case`: the leader key when the link broke. `linked`: a handshake came since."""
+    """Decide after the probes so far.
+
+    `case`: the leader key when the link broke. `linked`: a new handshake followed.
+    """
     epoch, address = case.create_revision, case.record.address
     held = _leader(view, keys)
     if held is None or held.create_revision != epoch:
@@ -117,7 +121,7 @@ def probed(
 
 
 def _leader(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
-    """Return the leader; None also if the key's value does not decode, as such a leader is not deposed."""
+    """Return the leader, or None; None also if the key's value does not decode: such a leader is not deposed."""
     try:
         return leader_of(view, keys)
     except PoisonRecord:

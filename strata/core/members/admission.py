@@ -1,14 +1,15 @@
-"""Admission of a newcomer to the job that it names; a registration never silently runs nothing.
+"""Admission of a newcomer to the job that it names: a registration that cannot take effect is refused, never ignored.
 
 A job records its *run* (`J/run`): the identity of the processes that were started together, and the command
-of their ranks. A newcomer that takes the job up, or finds no member in it, overwrites both. Any other newcomer adds
-only those not recorded yet. A newcomer that names neither erases neither.
+of their ranks. A newcomer *takes up* a job if it continues a job that has ended. A newcomer that takes the job up,
+or finds no member in it, overwrites the run and the command with those that it names. Any other newcomer only adds
+a run or a command that is not recorded yet.
 
     the job      the newcomer                           result
     -----------  -------------------------------------  --------------------------------------------
     done         of the same run, or names none         `JobDone`: nothing is left to do (ADR 0038)
-                 of another run, or another command     `Refused`: when it finished, both commands if they
-                                                            differ, and what to do
+                 of another run, or another command     `Refused`, with the time it finished, both commands
+                                                            if they differ, and what to do
     failed       any                                    `JobFailed`
                  ... early; another run                 the job is started again
     done, failed `resume`, `anew`, a newer attempt      the job is taken up, with the newcomer's command
@@ -45,8 +46,9 @@ _HOW_TO_GO_ON = "start again with --new, or choose another --job; --resume goes 
 class Admission:
     """The job's state that a newcomer's registration writes.
 
-    `run`: the new value of `J/run`. `taken_up`: how the registration takes the job up, for people; "" if the job goes
-    on as it is. `anew`: from nothing. `alone`: the transaction must compare that the job has no member.
+    `run`: the new value of `J/run`. `taken_up`: for people, how the registration takes the job up; "" if it does
+    not. `anew`: the job begins again from nothing. `alone`: the transaction must compare that the job has no
+    member.
     """
 
     run: JobRun
@@ -57,7 +59,7 @@ class Admission:
 
 
 def admit(job: JobView, registration: Registration) -> Admission:
-    """Return the effect of a registration under a name that no key holds, or raise why it is refused."""
+    """Return the effect of a registration under a name that no worker key has, or raise the reason for a refusal."""
     admission = _admission(job, registration)
     if not registration.sole:
         return admission
@@ -102,13 +104,13 @@ def _other_commands(job: JobView, registration: Registration) -> tuple[Command, 
 
 
 def _brought(job: JobView, registration: Registration) -> JobRun:
-    """Return the newcomer's run and command, with the job's for those that it does not name."""
+    """Return the newcomer's run and command; if the newcomer does not name one of them, the job's."""
     before = job.run()
     return JobRun(run_id=registration.run_id or before.run_id, command=registration.command or before.command)
 
 
 def _filled_in(job: JobView, registration: Registration) -> JobRun:
-    """Return the job's run and command, with the newcomer's for those that are not recorded."""
+    """Return the job's run and command; if one of them is not recorded, the newcomer's."""
     before = job.run()
     return JobRun(run_id=before.run_id or registration.run_id, command=before.command or registration.command)
 

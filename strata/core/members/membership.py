@@ -54,7 +54,7 @@ from strata.errors import (
 MAX_JOBS = 10_000
 """Limit per cluster: every replica holds keys of each job, and any caller that may register may create one."""
 MAX_REASON_CHARS = 2000
-"""Limit for the reason a process reports: a stack's last lines, not a log."""
+"""Limit for the reason that a process reports: enough for a stack's last lines, not for a log."""
 
 
 @refusable
@@ -69,14 +69,14 @@ def decide_register(
 ) -> Decision:
     """Make `registration.boot` the holder of its worker key, served by `served_by`.
 
-    Creates the job with the registration's spec if it is new. `failed_incarnation` is the incarnation
-    whose transport the caller knows to have failed: only that one is superseded. Refusals:
-    - `Conflict`: another process lives under the name. The caller holds a newcomer for `detect_s` before it
-      accepts this.
+    Creates the job with the registration's spec if the job is new. `failed_incarnation`: an incarnation whose
+    transport has failed, as the caller knows; only this incarnation may be superseded. Refusals:
+    - `Conflict`: another process is alive under this name. The caller lets a newcomer wait for `detect_s` before it
+      reports this refusal.
     - `StaleIncarnation`, and the refusals of `core.members.admission`.
-    - `Refused`: the member is `leaving` and its key is deleted, or a new job would exceed `max_jobs`. Waiting frees no
-      job, so the latter is no `QuotaExceeded`. The limit is checked against the view, so jobs created at the
-      same moment may exceed it.
+    - `Refused`: the member is `leaving` and its key is deleted, or a new job would exceed `max_jobs`. The second
+      case is no `QuotaExceeded`, because waiting frees no job. Limit: the check reads the view, so jobs created at
+      the same moment may exceed `max_jobs`.
     """
     check_registration(registration)
     name = registration.worker
@@ -173,7 +173,7 @@ def _create(
         puts.append(Put(key=keys.phase, value=encode(again)))
         reason += f"; job {keys.name} is {admission.taken_up}"
     if admission.anew:
-        # the phase is compared here; the leader also compares it whenever it writes a world
+        # this transaction compares the phase, and so does the leader's whenever it writes a world
         head = job.head()
         generation = head.record.generation if head is not None else 0
         compares.append(unchanged(keys.head, view.mod_revision(keys.head)))
@@ -186,8 +186,8 @@ def _create(
 def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
     """Delete the key of this incarnation: the process departs for good.
 
-    Before a final leave, `decide_rank_exit` records code 0 for each of its ranks; otherwise
-    the leave of a world's member ends its generation.
+    If the member is in the world, its leave ends the generation, unless `decide_rank_exit` has recorded code 0 for
+    each of its ranks before.
     """
     held = job.worker(worker)
     if held is None or held.create_revision != incarnation:
@@ -201,7 +201,7 @@ def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
 def decide_remove(job: JobView, worker: WorkerId, *, mod_revision: int, reason: str) -> Decision:
     """Delete the key of a dead member, unless the key was written since `mod_revision`.
 
-    A hand-over writes the key, so a member that reconnected to another replica is never removed.
+    A hand-over writes the key. So a member that has reconnected to another replica is never removed.
     """
     held = job.worker(worker)
     if held is None or held.mod_revision != mod_revision:
@@ -226,12 +226,12 @@ def decide_rank_exit(
 ) -> Decision:
     """Record that `rank` ended: as done for code 0, else as failed or stopped. The first report counts.
 
-    `early`: its process failed by itself within its first seconds, before a step.
+    `early`: the rank's process failed by itself within its first seconds, before it reported a step.
 
-    If a notice with a deadline asks the generation to stop, a rank counts as stopped if it ends with code 75, or in any
-    way after another rank has stopped: the first rank's exit breaks the collectives of the others, and the agents end
-    them. A rank that fails before any rank has stopped counts as failed. So does a rank that exits before a
-    SCALE, because a SCALE asks no rank to exit.
+    If a notice with a deadline asks the generation to stop, a rank that exits with code 75 counts as stopped. After
+    the first rank has stopped, every further exit counts as stopped: the first exit breaks the other ranks'
+    collectives, and their agents end them. A rank that fails before any rank has stopped counts as failed. A rank
+    that exits during a SCALE also counts as failed, because a SCALE asks no rank to exit.
 
     Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
     member, `Refused` for a rank that this member does not run.
@@ -264,7 +264,7 @@ def decide_rank_exit(
         raise Refused(f"{worker} does not run rank {rank} in generation {generation}")
     compares: tuple[Compare, ...] = (
         created_at(held.key, incarnation),
-        unchanged(head.key, head.mod_revision),  # the members' chunks never change below it
+        unchanged(head.key, head.mod_revision),  # while the head stays, its members' chunks never change
         *map(absent, ends.values()),
     )
     put: Put

@@ -1,7 +1,8 @@
 """Newcomers on trial: crashes of a member that joins a running training must not stop the others repeatedly.
 
-A world grows by a save and a new generation for all. A newcomer whose ranks crash at their start ends that generation,
-and would be placed again at once, so the others would make little progress. So the head names the members on trial:
+A world grows by a save and a new generation for all members. A newcomer whose ranks crash at their start ends that
+generation. If it were placed again immediately, the others would make little progress. So the head names the
+newcomers, as members on trial:
 
     event                                             result for a newcomer
     ------------------------------------------------  -------------------------------------------------------
@@ -22,7 +23,7 @@ from strata.core.kv.records import Newcomer
 FIRST_S: Final = 10.0
 MOST_S: Final = 600.0
 MAX_NEWCOMERS: Final = 100
-"""The maximum number that a head names, the newest; any others count as ordinary members."""
+"""The maximum number of members on trial that a head names, the newest; any others count as ordinary members."""
 
 
 def delay_s(newcomer: Newcomer) -> float:
@@ -48,8 +49,9 @@ def after(
 ) -> tuple[Newcomer, ...]:
     """Return the members on trial in the next generation.
 
-    `members`: those of the generation that ends. `failed`: those whose failure ended it. `committed`: whether it has
-    committed a checkpoint. `joined`: members of the next generation that are not in this one.
+    `members`: the members of the generation that ends. `failed`: the members whose failure ended that generation.
+    `committed`: whether it has committed a checkpoint. `joined`: members of the next generation that are not in
+    `members`.
     """
     known = {one.worker: one for one in newcomers if not (committed and one.worker in members)}
     for worker in set(failed) & known.keys():

@@ -2,12 +2,14 @@
 
 An agent samples the state of each rank's process. Two rules follow:
 
-1. A process that writes a core is dead. Its socket stays open until the core is written, so its exit comes too late.
+1. A process that writes a core is dead. Its socket stays open until the core is written, so the agent would notice
+   its exit too late.
 2. A process is frozen if its state was `T`, stopped by a signal, in every sample for `detect_s`.
 
-A sample that comes more than `max_gap_s` after the previous one is late: the agent, or its whole machine, did not run.
-A late sample restarts the count, and so does one that shows that the process ran since the previous one. Every
-state other than `T` ends the count: `t` (a debugger), `D` (a dead disk), and "" (the state could not be read).
+A sample that comes more than `max_gap_s` after the previous one is late: the agent, or its whole machine, did not
+run. A late sample restarts the count of that time. So does a sample which shows that the process ran since the
+previous sample. Every state other than `T` ends the count: `t` (a debugger), `D` (a dead disk), and "" (the state
+could not be read).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Sampling:
     detect_s: float
     interval_s: float
     max_gap_s: float
-    """Two samples further apart than this show nothing about the time between them."""
+    """If two samples are further apart than this, they show nothing about the time between them."""
 
     @classmethod
     def derive(cls, detect_s: float) -> Sampling:
@@ -58,7 +60,7 @@ class Sampling:
 
 
 class StopCount:
-    """How long samples have shown one process stopped. All times are in seconds of one monotonic clock."""
+    """How long all samples of one process have shown it stopped. Times are in seconds of one monotonic clock."""
 
     __slots__ = ("_sampled_s", "_sampling", "_since_s", "_switches")
 

@@ -15,23 +15,24 @@ MAX_COMMAND_CHARS = 8192
 DEFAULT_JOB = "default"
 """The job of a heartbeat that names no job."""
 BARE_BOOT = BootId("heartbeat")
-"""The boot of workers whose heartbeats name none: the worker's name alone identifies it, across restarts too."""
+"""The boot of a worker whose heartbeats name no boot: its name alone identifies it, even after a restart."""
 UNLIMITED = 1_000_000
-"""More generations without progress than any job has."""
+"""A limit of generations without progress that no job reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A member's data at registration. `spec` counts if it creates the job, or takes it up other than by `resume`.
+    """A member's data at registration.
 
-    `incarnation`: the one that an earlier session of this boot got, 0 at first; a process that sends one never becomes
-    a newcomer by accident. `resume`: a new process may take up a finished job; a reconnect never does. `anew`: the
-    same, from nothing: the job's checkpoints are given up, but stay, and this member's limits apply from
-    then on. `attempt`: one above that in which the job ended also takes it up; the first member of an
-    attempt brings the job's limits. A paused job stays paused. `cannot_restart`: nothing starts the member again
-    after a generation that it trained in. `command`: the command of its ranks, None to skip the comparison. `run_id`:
-    its run, "" if unknown, see `core.members.admission`. `sole`: the job's name was made for this member alone, so
-    another member in it belongs to somebody else's run.
+    `spec`: the job's limits. They apply if this registration creates the job, or takes it up other than by `resume`.
+    `incarnation`: the incarnation that an earlier session of this boot got; 0 at first. A process that sends one is
+    never taken for a newcomer. `resume`: a new process may take up a finished job; a reconnect never does. `anew`: as
+    `resume`, but the job begins from nothing. Its checkpoints stay in storage, but no world begins from them.
+    `attempt`: the launcher's count of attempts at the job. If it is above the attempt in which the job ended, the
+    registration takes the job up. The first member of an attempt sets the job's limits. A paused job stays paused.
+    `cannot_restart`: nothing starts the member again after a generation in which it trained. `command`: the command of
+    its ranks; None to skip the comparison. `run_id`: its run, "" if unknown (see `core.members.admission`). `sole`:
+    the job's name was made for this member alone, so any other member in the job belongs to another run.
     """
 
     worker: WorkerId

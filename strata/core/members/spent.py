@@ -1,8 +1,8 @@
 """Members that cannot restart: each belongs to one generation that had begun (PROTOCOLS 5.7).
 
-A standalone process that trains by `strata.init` cannot leave a collective or a step, and nothing starts it again. So
-it ends after its generation. Between the newer head and its end its key still exists; the next worlds are made
-of the other members.
+A standalone process that trains by `strata.init` cannot leave a collective or a step, and nothing starts it again.
+So it exits after its generation. Between the write of the newer head and this exit the member's key still exists.
+Worlds that are planned in this time must not include the member.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from strata.core.kv.view import Entry
 from strata.core.stop.last_step import BEGIN_BARRIER
 
 SPENT_S: Final = 15.0
-"""Seconds without a place. A member present after that had not begun: it missed the outcome of `strata.begin`."""
+"""The time for which such a member gets no place.
+
+If it is still registered then, it had not begun to train: it missed the outcome of `strata.begin`.
+"""
 
 
 def spent(job: JobView, here: Mapping[str, Entry[Worker]], asked_s: Mapping[int, float]) -> tuple[Spent, ...]:

@@ -1,12 +1,12 @@
 """Backup rotation: which files to remove from a backup location after a backup succeeded. Pure.
 
 A backup is two files with one stem: the database, and the metadata, which is written last and removed first.
-A backup counts only if it has both. This module considers only names that Strata generates, and removes only
-those of one cluster: other files in the location belong to others.
+A backup counts only if it has both files. This module considers only file names that Strata generates, and removes
+only backups of one cluster: all other files in the location belong to other clusters or programs.
 
 A cluster's name does not identify its data: a coordinator that starts on an emptied etcd makes a new cluster of the
-same name. So a backup replaces only those of its own lineage. *Otherwise backups of the empty cluster would displace
-the backups needed for its restore.*
+same name. So a backup replaces only older backups of its own lineage (`core.restore.lineage`). *Otherwise backups
+of the new, empty cluster would displace the backups needed to restore the old one.*
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def removals(
 ) -> list[StoredFile]:
     """Return the files to remove, in the required order: metadata before its database.
 
-    Of `related`, the stems of `cluster`'s backups known to be of the lineage of `made`, the newest `keep` stay. `made`,
-    the backup just made, is always one of them, even if another host's clock is ahead of this one's. Metadata
-    without a database stays too, because nothing in Strata leaves such files.
+    `related`: the stems of those backups of `cluster` that are known to have the lineage of `made`; the newest
+    `keep` of them stay. `made`: the backup just made; it always stays, even if another host's clock is ahead of
+    this one's. Metadata without a database stays too, because nothing in Strata leaves such files.
     """
     ours = [file for file in files if file.cluster == cluster and file.stem != made]
     others = [stem for stem in complete_stems(ours) if stem in related]

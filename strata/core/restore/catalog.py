@@ -1,6 +1,6 @@
-"""Restore of one job's checkpoint catalog, completed from what storage roots prove (PROTOCOLS 9.3).
+"""Restore of one job's checkpoint catalog, completed from the evidence in storage roots (PROTOCOLS 9.3).
 
-A record is judged by its copies in the searched roots:
+The result for a record depends on its copies in the searched roots (*marked*: with a COMMIT marker):
 
     record             its copies                                    result
     -----------------  --------------------------------------------  -----------------------------------------
@@ -14,7 +14,7 @@ A record is judged by its copies in the searched roots:
                                                                      pinned, tagged, forked or used by another
     DELETING           any                                           unchanged: its bytes may go at any moment
 
-Bytes of a tombstone may be removed at any later time (PROTOCOLS 4.6), so a restore never revives one.
+The bytes of a tombstone may be removed at any later time (PROTOCOLS 4.6), so a restore must not revive a tombstone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ from strata.core.restore.storage_evidence import Found, FoundCheckpoint, Seen, S
 from strata.errors import QuotaExceeded
 
 SECOND = "replica"
-"""The name of a second root that no record names; `CheckpointManager` gives it to its second storage."""
+"""The tier name of a second root that no record names.
+
+`CheckpointManager` uses the same name for its second storage.
+"""
 
 _ENDED = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
 _UNFINISHED = frozenset({CheckpointState.OPEN, CheckpointState.ABORTED})
@@ -51,7 +54,7 @@ MAX_REASON_CHARS = 500
 
 @dataclass(kw_only=True)
 class CatalogChanges:
-    """The changes to a job's checkpoints, each as (step, generation)."""
+    """The changes to a job's checkpoints; a checkpoint is (step, generation)."""
 
     adopted: list[tuple[int, int]] = field(default_factory=list)
     aborted: list[tuple[int, int]] = field(default_factory=list)
@@ -60,18 +63,18 @@ class CatalogChanges:
     fewer_copies: list[tuple[int, int]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     not_searched: set[str] = field(default_factory=set)
-    """The storage roots of checkpoints that were not searched."""
+    """The storage roots that hold checkpoints of the job and were not searched."""
 
 
 class JobValues:
-    """The keys of a job and their values, indexed by attempt and by the attempts' references."""
+    """The keys of a job and their values, with two indexes by attempt: the keys below it, and its references."""
 
     def __init__(self, job: JobKeys, values: Mapping[str, bytes]) -> None:
         self.values: dict[str, bytes] = {}
         self.below: defaultdict[Slot, set[str]] = defaultdict(set)
         """By attempt, the keys below its folder."""
         self.used_by: defaultdict[str, set[Slot]] = defaultdict(set)
-        """By referring attempt, the attempts that it refers to."""
+        """By the attempt that refers, the attempts to which it refers."""
         self._job = job
         for key, value in values.items():
             self.put(key, value)
@@ -121,7 +124,7 @@ class Catalog:
         self._shared = self._shared_roots()
 
     def complete(self) -> CatalogChanges:
-        """Judge every record, adopt found checkpoints without a record, and return the changes."""
+        """Update every record, adopt found checkpoints that have no record, and return the changes."""
         for slot, attempts in sorted(self._by_slot().items()):
             self._settle_slot(slot, attempts)
         for slot, record in sorted(self.records.items()):
@@ -148,7 +151,7 @@ class Catalog:
                 yield (record.step, record.generation), record
 
     def _tier_names(self) -> dict[str, str]:
-        """Return the tier name of each searched root: the one in the records, else by the roots' order."""
+        """Return the tier name of each searched root: the name in the records, else one by the order of the roots."""
         names: dict[str, str] = {}
         for record in self.records.values():
             for name, tier in tiers_of(record).items():
@@ -173,7 +176,7 @@ class Catalog:
     def _settle_slot(
         self, slot: tuple[int, int], attempts: Mapping[AttemptId, list[FoundCheckpoint]]
     ) -> None:
-        """Make the slot's record name a marked attempt as committed."""
+        """Write a COMMITTED record for a marked attempt into the slot."""
         record = self.records.get(slot)
         if record is not None and record.attempt in attempts:
             chosen = record.attempt
@@ -254,7 +257,7 @@ class Catalog:
         return ""
 
     def _with_copies(self, record: CheckpointRecord, copies: Iterable[FoundCheckpoint]) -> CheckpointRecord:
-        """Return the record with these copies added: those with its manifest whose path no tier of it has."""
+        """Return the record with further tiers: the copies with its manifest and a path that no tier of it has."""
         tiers = dict(record.tiers)
         paths = {tier.path for tier in tiers.values()}
         for copy in copies:
@@ -270,11 +273,11 @@ class Catalog:
         return dataclasses.replace(record, tiers=tiers)
 
     def _is_shared(self, root: str) -> bool:
-        """Return whether a root survives the loss of a host, by the records of the past.
+        """Return whether a root survives the loss of a host, according to the records before the restore.
 
-        A folder that no record names may be each host's own, and is treated so. Exception: the past has no record of
-        this job at all. Then an operator has named the root for the job to continue from, and
-        a host's own root would never be restored.
+        A root that no record names may be on each host's own disk, so it counts as not shared. Exception: there is
+        no record of this job at all. Then an operator has named the root so that the job continues from it. If this
+        root counted as not shared, its checkpoints would never be restored.
         """
         if root in self._shared:
             return self._shared[root]
@@ -305,7 +308,7 @@ class Catalog:
         return record
 
     def _discard(self, record: CheckpointRecord) -> None:
-        """Remove an attempt whose slot another one has; leave a note of its bytes, as a begin does."""
+        """Remove an attempt whose slot another attempt has; note its bytes for removal, as a begin does."""
         self._forget_attempt(record)
         if record.state in _ENDED:
             return  # its bytes are already removed
@@ -325,12 +328,12 @@ class Catalog:
     # -- committed records
 
     def _seen(self, tier: Tier, record: CheckpointRecord) -> tuple[Seen, str]:
-        """Return what is known of a copy; on a host's own disk, a search on another host can only prove presence."""
+        """Return what is known of a copy. For a host's own disk, a search on another host proves only presence."""
         seen, why = self._found.seen(tier.path, record)
         return (seen, why) if tier.shared or seen is Seen.PROVEN else (Seen.NOT_SEARCHED, "")
 
     def _judge(self, record: CheckpointRecord) -> None:
-        """Update a committed record by what the searched roots hold of it."""
+        """Update a committed record by its copies in the searched roots."""
         slot = record.step, record.generation
         tiers, reasons = dict(tiers_of(record)), []
         for name, tier in tiers_of(record).items():
@@ -359,7 +362,7 @@ class Catalog:
         self._end(record, judged, "; ".join(reasons))
 
     def _warn_unread(self, which: str, path: str, why: str) -> None:
-        """Warn about the folder that was not read: a checkpoint's, or, once, its job's."""
+        """Warn about a folder that was not read: the checkpoint's own, or its job's (once)."""
         folder = path.rpartition("/")[0]
         whole = path not in self._found.unread
         subject = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
@@ -396,13 +399,13 @@ class Catalog:
         self.mark_corrupt(judged, why or "no copy of it is left")
 
     def mark_corrupt(self, record: CheckpointRecord, why: str) -> None:
-        """Keep a record that cannot be read from: it is never chosen, and its reason says why."""
+        """Mark a record without a readable copy as CORRUPT, with this reason: no world begins from it."""
         reason = f"{self._why}: {why}"[:MAX_REASON_CHARS]
         self._put(dataclasses.replace(record, state=CheckpointState.CORRUPT, reason=reason))
         self.changes.corrupt.append((record.step, record.generation))
 
     def _is_kept(self, record: CheckpointRecord) -> bool:
-        """Return whether a deletion would be refused: it is pinned, tagged, forked, or used by a remaining record."""
+        """Return whether a deletion would be refused: the record is pinned, tagged, forked, or used by another one."""
         folders = (self._job.refs(*record.where), self._job.tags_of(*record.where))
         pinned = self._job.pin(record.step, record.attempt) in self._store.values
         return pinned or any(self._store.in_folder(record.where, folder) for folder in folders)
@@ -429,7 +432,7 @@ class Catalog:
     # -- references
 
     def _refer(self) -> None:
-        """Write every adopted Incremental's references: to what it uses, and to what its base uses, as a begin does."""
+        """Write the references of adopted Incrementals, as a begin does: to the attempts that each and its base use."""
         uses = {each.where: each.uses for each in self._marked}
         self._by_step: defaultdict[int, list[CheckpointRecord]] = defaultdict(list)
         for record in self.records.values():

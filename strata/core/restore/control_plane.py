@@ -1,17 +1,17 @@
 """Restore of a cluster's keys after etcd was lost: from a backup, or built from storage (PROTOCOLS 9.2).
 
-Both are one function: `complete(base, found)`. `base` are the keys of the past: those of a backup, those of an older
-snapshot that etcd already holds, or none. `found` is what the storage roots prove. This module reads no clock,
-storage or etcd.
+A restore and a rebuild are one function, `complete(base, found)`. `base` holds the keys from before the loss: from
+a backup, from an older snapshot that etcd already holds, or none. `found` is the evidence in the storage roots.
+This module reads no clock, storage or etcd.
 
 1. Keys about processes are dropped: leader, replicas, members, worlds, barriers, readers, rewinds.
 2. `core.restore.catalog` completes the catalog.
-3. A job that had a world, or has checkpoints in storage, gets a forming world. Its generation is above every
-   generation that any key or folder names; far above if one of the job's roots was not searched. The epoch of this
-   world and of every other record is 0, because the past's epochs may be above the new etcd's revisions.
+3. A job that had a world, or has checkpoints in storage, gets a forming world. The generation of this world is
+   above every generation that any key or folder names; far above if one of the job's roots was not searched. The
+   epoch in every record is set to 0, because the old epochs may be above the new etcd's revisions.
 4. A phase that ends a job is dropped if storage has checkpoints of a later generation than the head's: the job went on.
-5. `latest` is the newest checkpoint that is left. A job that had one and has none left keeps it as CORRUPT:
-   its next world then fails, instead of beginning without a checkpoint.
+5. `latest` names the newest checkpoint that is left. If a job had a `latest` and no checkpoint is left, the record
+   that it named stays, as CORRUPT. The job's next world then fails, instead of beginning without a checkpoint.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from strata.errors import InvalidArgument
 UNSEARCHED_GENERATIONS: Final = 1000
 """How many generations are skipped if a root of a job was not searched.
 
-The job may have gone on after the backup, and saved in generations that nothing read here names. A reused
-generation has slots whose folders already exist, from other attempts. No job begins a thousand worlds between two
-backups.
+The job may have gone on after the backup, and saved in generations that no key and no searched folder names. A
+reused generation has slots whose folders already exist, from other attempts. No job begins a thousand worlds
+between two backups.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredJob:
-    """The result for one job. A generation of 0: it has no world. Slots are (step, generation)."""
+    """The result for one job; `generation` is 0 if the job has no world. Slots are (step, generation)."""
 
     name: str
     generation_before: int
@@ -84,8 +84,9 @@ def complete(
 ) -> RestoredKeys:
     """Return the keys that follow from those of the past and from the evidence in storage.
 
-    `base` may have keys of the whole cluster; those outside of `P/jobs/` are left out. `why`, such as "restored from
-    the backup of …", is the reason in every written record. Applied to its own result it changes the generations only.
+    `base` may have keys of the whole cluster; keys outside of `P/jobs/` are left out. `why`, such as "restored from
+    the backup of …", is the reason in every written record. Applied to its own result, this function changes only
+    the generations.
     """
     by_job: dict[str, dict[str, bytes]] = {name: {} for name in found.jobs}
     for key, value in base.items():
@@ -187,7 +188,7 @@ class _Job:
             return False
 
     def _decoded(self, kind: type[Any], key: str) -> Any:
-        """Return the past's record under a key; None if there is none or it does not decode."""
+        """Return the record that a key had before the restore; None if there is none, or if it does not decode."""
         try:
             return decode(kind, self._base[key]) if key in self._base else None
         except PoisonRecord:
@@ -196,7 +197,7 @@ class _Job:
     # -- the generation
 
     def _next_generation(self) -> int:
-        """Return a generation after all that any key or folder names, or may name; 0 if the job never had one."""
+        """Return a generation above all that any key or folder names, or may name; 0 for a job without a generation."""
         greatest = max(self._generations(), default=0)
         if self._head is None and not greatest:
             return 0
@@ -234,9 +235,9 @@ class _Job:
     # -- the phase
 
     def _drop_phase(self, catalog: Catalog, head_generation: int) -> None:
-        """Set a job to RUNNING that was done, failed or paused, and has saved in a later generation since.
+        """Set a done, failed or paused job to RUNNING if it has saved in a later generation since.
 
-        Its old phase would end the training that went on. The record keeps the newest attempt at the job.
+        With its old phase the job could not continue. The record keeps the newest attempt at the job.
         """
         phase = self._decoded(JobPhase, self._job.phase)
         went_on = any(each.generation > head_generation for each in self._found.jobs.get(self._job.name, ()))
@@ -252,10 +253,11 @@ class _Job:
     # -- the order of checkpoints
 
     def _derive_order(self, catalog: Catalog, head_generation: int) -> None:
-        """Write the `restored` and `anew` keys of worlds that only storage knows, as their heads wrote them.
+        """Write the `restored` and `anew` keys of worlds of which only storage has evidence, as their heads wrote them.
 
-        The first checkpoint of a generation names its predecessor, from which its world began. It names none if
-        the job was begun anew. If retention removed that first checkpoint, this information is lost.
+        The first checkpoint of a generation names a predecessor: the checkpoint from which its world began. It
+        names none if the job began again from nothing. If retention removed that first checkpoint, this information
+        is lost.
         """
         whole = [
             each
@@ -295,7 +297,7 @@ class _Job:
         )
 
     def _latest_record(self, catalog: Catalog) -> CheckpointRecord | None:
-        """Return the record that `latest` named in the past, if it is removed now; else None."""
+        """Return the record that `latest` named before the restore, if the restore has removed it; else None."""
         latest = self._latest_before
         if latest is None or (latest.step, latest.record_generation) in catalog.records:
             return None
@@ -332,7 +334,7 @@ class _Job:
     def _kept_as_corrupt(
         self, catalog: Catalog, before: Latest, lost: CheckpointRecord | None
     ) -> Latest | None:
-        """Return the old `latest`, with its checkpoint CORRUPT, so that no world begins without a checkpoint."""
+        """Return the old `latest` if its checkpoint stays as CORRUPT, so that no world begins without a checkpoint."""
         if lost is not None:
             catalog.changes.gone.remove((lost.step, lost.generation))
             catalog.mark_corrupt(lost, "nothing of it is there, and no other checkpoint is left")
@@ -344,7 +346,7 @@ class _Job:
     # -- values that belong to the lost etcd
 
     def _qualify(self) -> None:
-        """Reset the epochs and incarnations of the past in all records: they are revisions of another etcd."""
+        """Set the old epochs and incarnations in all records to 0: they are revisions of another etcd."""
         for key, value in list(self.store.values.items()):
             kind = kind_of(key, self._job.root)
             if kind in {JobPhase, Assignment}:

@@ -1,11 +1,12 @@
 """Lineage: which cluster uids belong to one cluster, before and after restores of its control plane (PROTOCOLS 9.1).
 
 The uid of a restored cluster has three parts, joined by dots: the first uid, the time of the restore in seconds, and
-random hex digits. The part before the first dot is the lineage: it never changes, and owns storage folders. The time
-orders the uids of a lineage: sessions and replicas only move forwards. Tokens, sessions and fences use the whole uid.
+random hex digits. The part before the first dot is the *lineage*: it never changes, and storage folders belong to a
+lineage. The time orders the uids of a lineage: sessions and replicas only move to a later uid. Tokens, sessions and
+fences use the whole uid.
 
-t1: a restore makes L.2. t2: an operator puts an older snapshot under etcd; its uid is L. Without the order, replicas
-and members of L.2 would take L for the restored cluster, and continue in the past.
+t1: a restore makes the uid L.2. t2: an operator puts an older snapshot, with the uid L, under etcd. Without the
+order, replicas and members of L.2 would take L for the restored cluster, and continue with the older data.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def lineage(uid: str) -> str:
 def successor(uid: str, unix_s: int, random_hex: str, *, replaced: Iterable[str] = ()) -> Uid:
     """Return the uid of the cluster `uid` after a restore at the time `unix_s`.
 
-    It is later than `uid`, and than those of the same lineage in `replaced`, whatever the clock says: a backup may be
-    older than a restore that this one replaces.
+    Whatever the clock says, the result is later than `uid` and than the uids of the same lineage in `replaced`: a
+    backup may be older than an earlier restore that this restore replaces.
     """
     last = max(_number(each) for each in (uid, *replaced) if lineage(each) == lineage(uid))
     return Uid(f"{lineage(uid)}.{max(unix_s, last + 1)}.{random_hex}")
@@ -56,9 +57,9 @@ def replacement(
 ) -> str:
     """Return why a replica that served `uid` up to `revision` cannot serve etcd's present data; "" if it can.
 
-    `found`: the uid that etcd holds at `at_revision`. `restoring`: the process that restores the control plane now. The
-    same uid is never served again: since an older snapshot was put under etcd, others may have written, so
-    its revision proves nothing.
+    `found`: the uid that etcd holds at `at_revision`. `restoring`: the process that restores the control plane now.
+    Once etcd was replaced, the same uid is never served again, even at a higher revision: other processes may have
+    written to an older snapshot since, so the revision proves nothing.
     """
     if restoring:
         return f"{RESTORING}: {restoring}"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Restoring:
     """The control plane is being restored: while this key exists, no replica serves, and none creates a uid.
 
-    `uid`: that of the cluster before, "" if there was none; `replaced` as in `ClusterUid`. A restore that takes over
-    from an interrupted one uses both. `in_place`: the keys below are a cluster's own, and complete.
+    `uid`: the uid of the cluster before the restore, "" if there was none; `replaced` is as in `ClusterUid`. A
+    restore that takes over from an interrupted restore uses both. `in_place`: etcd's other keys belong to the
+    cluster itself, and are complete.
     """
 
     who: str

@@ -17,7 +17,7 @@ from strata.core.ids import AttemptId
 from strata.core.kv.records import CheckpointRecord, CheckpointType
 
 MAX_GENERATION = 10**9
-"""Folders of later generations are ignored: keys could hold them, but not the generations that follow."""
+"""Folders of later generations are ignored: a key could hold such a number, but not those of further generations."""
 
 NO_FOLDER = "the root has no folder of this job with a strata.json of this cluster"
 """The default reason why a job's folder in a searched root was not listed."""
@@ -30,8 +30,9 @@ Slot = tuple[int, int, AttemptId]
 class FoundCheckpoint:
     """A checkpoint whose manifests and images, including those of its bases, are in the searched root `root`.
 
-    `marked`: its COMMIT marker exists, so storage alone proves the commit. Without a marker it counts
-    only for a record that was committed with this `manifest_digest`. `uses`: the attempts whose images it uses.
+    `marked`: its COMMIT marker exists, so storage alone proves the commit. Without a marker the checkpoint counts
+    only if a record says that it was committed with this `manifest_digest`. `uses`: the attempts whose images it
+    uses.
     """
 
     job: str
@@ -53,7 +54,7 @@ class FoundCheckpoint:
 
     @property
     def path(self) -> str:
-        """The URI of its folder, as in its record."""
+        """The URI of the checkpoint's folder, as in its record."""
         return attempt_path(self.root, self.job, self.step, self.generation, self.attempt)
 
     @property
@@ -79,9 +80,9 @@ class Seen(Enum):
 class Found:
     """The complete result of a search of storage roots.
 
-    `roots`: the URIs of the searched roots. `listed`: the jobs' folders in them that were listed.
-    `damaged` and `unread`: by the URI of a checkpoint's folder, or of a job's, the reason.
-    `generations`: by job, the greatest generation of any folder.
+    `roots`: the URIs of the searched roots. `listed`: the URIs of the jobs' folders in these roots that were
+    listed. `damaged` and `unread`: the reason, by the URI of a checkpoint's or a job's folder. `generations`: by
+    job, the greatest generation that any folder names.
     """
 
     roots: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Agreement on a last step: all ranks of a generation stop after the same step S, without a pause (PROTOCOLS 6.1).
 
 A rank that runs a step needs the other ranks in its collectives. A rank that stopped one step before another would
-leave the other hanging. So a background thread of each rank agrees in rounds while training continues. Round a
-(0, 1, 2 …) has two meetings at one barrier, `STOP_BARRIER`:
+leave the other hanging. So the ranks agree on S in rounds, in a background thread of each rank, while training
+continues. Round a (0, 1, 2 …) has two meetings at one barrier, `STOP_BARRIER`:
 
     meeting    each rank sends                            result, the same on all ranks
     ---------  -----------------------------------------  ---------------------------------------------
@@ -11,10 +11,11 @@ leave the other hanging. So a background thread of each rank agrees in rounds wh
     answers    begun ≤ S: it holds at S and sends "ok"    every "ok": S is decided, once a generation
                else: it sends "past"                      one "past": all are released, the next round
 
-Holding is a promise: the rank begins no step after S. It reads `begun` and makes the promise in one atomic act. Only
-the outcome of the answers, a newer generation, or the end of the process releases it. No clock of the rank's own does,
-because the other ranks may already have decided to stop at S. S grows by two steps a round, because the fastest steps
-are shorter than a round. A loop that ends before S needs no common stop.
+To *hold* at S is a promise: the rank begins no step after S. The rank reads `begun` and makes the promise in one
+atomic act. Only the outcome of the answers, a newer generation, or the exit of the process releases the rank from
+the promise. The rank must not release it by a timeout of its own, because the other ranks may already have decided
+to stop at S. S grows by two steps a round, because the fastest steps are shorter than a round. A training loop that
+ends before S needs no common stop.
 
 The leader reads S and the verdict from the same outcome (`read_decision`).
 `tests/unit/core/stop/test_last_step.py` searches every interleaving of small models.
@@ -31,11 +32,11 @@ from typing import Any, Final
 from strata.errors import InvalidArgument, Refused
 
 BEGIN_BARRIER: Final = "strata.begin"
-"""Ranks that support graceful stop meet here before their first step; the outcome proves that they do."""
+"""Ranks that support graceful stop meet here before their first step; the outcome proves that support."""
 STOP_BARRIER: Final = "strata.stop"
 """The ranks agree on the last step here."""
 CLOSING_BARRIER: Final = "strata.closing"
-"""The first rank that is about to be done arrives here alone; the others may still evaluate."""
+"""The first rank that is about to finish arrives here alone; the others may still evaluate."""
 
 MARGIN_STEPS: Final = 2
 NO_LIMIT: Final = -1
@@ -53,7 +54,7 @@ class NextStep(Enum):
 
 
 class Verdict(IntEnum):
-    """Whether all ranks save the common step, or why none does."""
+    """Whether all ranks save the common step; if not, why no rank does."""
 
     SAVE = 0
     NO_TIME = 1
@@ -93,9 +94,9 @@ class Decision:
 class Agreement:
     """One rank's state in the agreement of one generation. Every method returns the next state.
 
-    `start`: the step that the generation began from. `begun`: the newest step that has begun, which may still run.
-    `round`: the number of rounds without a result. `offer`: the result of this round's proposals. `hold`: the step
-    after which the rank waits. `decision`: the step after which all ranks stop.
+    `start`: the step that the generation began from. `begun`: the newest step that has begun, and may still run.
+    `round`: the number of this round, from 0. `offer`: the result of this round's proposals. `hold`: the step after
+    which the rank waits. `decision`: the step after which all ranks stop.
     """
 
     start: int = 0
@@ -122,7 +123,7 @@ class Agreement:
         return _encode(_PROPOSAL, self.round, self.begun, cost_ms, left_ms, int(can_save))
 
     def answer(self, brought: Mapping[int, bytes], *, ranks: int) -> tuple[Agreement, bytes]:
-        """Hold at the step that the proposals give, unless this rank is past it; return the payload for the answers."""
+        """Hold at the proposed step S, unless this rank has begun a later one; return the payload for the answers."""
         proposals = _decoded(_PROPOSAL, brought, ranks=ranks, round_=self.round, fields=4)
         step = max(begun for begun, *_ in proposals.values()) + MARGIN_STEPS * self.round
         offer = Decision(step, _verdict(step, self.start, proposals))
@@ -131,7 +132,7 @@ class Agreement:
         return replace(self, offer=offer, hold=step if ok else None), payload
 
     def conclude(self, brought: Mapping[int, bytes], *, ranks: int) -> Agreement:
-        """Decide the step if every rank answered "ok", else go on to the next round: `decision` shows which."""
+        """Decide the step if every rank answered "ok", else go on to the next round, and `decision` stays None."""
         answers = _decoded(_ANSWER, brought, ranks=ranks, round_=self.round, fields=3)
         if len({(step, verdict) for step, _, verdict in answers.values()}) != 1:
             raise Refused(f"ranks answer for different steps in round {self.round}: {answers}", hint=_ALIKE)
@@ -140,12 +141,12 @@ class Agreement:
         return replace(self, hold=None, offer=None, round=self.round + 1)
 
     def released(self) -> Agreement:
-        """Release the hold after a broken round, which every rank learns of. A decision stays."""
+        """Release the hold after a broken round; every rank learns that the round broke. A decision stays."""
         return replace(self, hold=None, offer=None)
 
 
 def read_decision(brought: Mapping[int, bytes], *, ranks: int) -> Decision | None:
-    """Return the decision in the outcome of a meeting; None for proposals, and if a rank answered "past"."""
+    """Return the decision in the outcome of the answers; None if a rank answered "past", or for proposals."""
     bodies = [_body(brought.get(rank, b"")) for rank in range(ranks)]
     answers = [body for body in bodies if body is not None and body[1] == _ANSWER and len(body) == 6]
     if len(answers) != ranks or not answers or not all(answer[4] for answer in answers):
@@ -155,7 +156,7 @@ def read_decision(brought: Mapping[int, bytes], *, ranks: int) -> Decision | Non
 
 
 def _verdict(step: int, start: int, proposals: Mapping[int, list[int]]) -> Verdict:
-    """Return whether the step is saved: the shortest time left of any rank must cover the largest cost of any."""
+    """Return whether the step is saved: the shortest time left at any rank must cover the highest cost at any rank."""
     if step <= start:
         return Verdict.NOTHING_NEW
     if not all(can for _, _, _, can in proposals.values()):
@@ -175,7 +176,7 @@ def _encode(kind: str, *numbers: int) -> bytes:
 
 
 def _body(payload: bytes) -> list[Any] | None:
-    """Return version, kind, round and numbers; None for a payload that is not of this agreement."""
+    """Return version, kind, round and numbers; None if the payload does not belong to this agreement."""
     try:
         body = json.loads(payload)
     except ValueError:

@@ -1,6 +1,6 @@
 """The meaning of a stop notice for one member, and merging two requests into one notice (PROTOCOLS 6.1).
 
-A *notice* asks the ranks of one generation to stop at a common step. Each action includes the one before:
+A *notice* asks the ranks of one generation to stop at a common step. Each action includes the action above it:
 
     action   members that leave         what follows                       requested by
     -------  -------------------------  ---------------------------------  -------------------------------
@@ -8,7 +8,8 @@ A *notice* asks the ranks of one generation to stop at a common step. Each actio
     DRAIN    the members that it names  a world of the others              any client
     PREEMPT  every member               a forming world, then newcomers    any client
 
-With `pause`, the job is paused instead. A pause without DRAIN or PREEMPT is stored as a SCALE.
+A notice with `pause` pauses the job instead of forming a new world. A pause without DRAIN or PREEMPT is stored as a
+SCALE.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from strata.core.kv.records import StopAction, StopNotice
 from strata.core.kv.view import Entry
 
 MAX_NAMED: Final = 100
-"""The maximum number of members in one DRAIN: heads carry their names."""
+"""The maximum number of members in one DRAIN, because heads carry the members' names."""
 MAX_REASON_CHARS: Final = 500
 WIDTH: Final = {StopAction.SCALE: 0, StopAction.DRAIN: 1, StopAction.PREEMPT: 2}
 
@@ -31,9 +32,9 @@ class Meaning(Enum):
 
     NOTHING = "nothing"
     STAY = "stay"
-    """Its ranks stop at the common step, save it, and wait there until their agent ends them."""
+    """The member's ranks stop at the common step, save it, and wait there until their agent ends them."""
     LEAVE = "leave"
-    """Its ranks do the same, then end with code 75, at the latest at the deadline; the member leaves the job."""
+    """The ranks do the same, then exit with code 75, at the latest at the deadline; the member leaves the job."""
 
 
 def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True) -> Meaning:
@@ -49,19 +50,19 @@ def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True)
 
 
 def is_wider(asked: StopNotice, held: StopNotice) -> bool:
-    """Return whether `asked` makes members leave that `held` does not."""
+    """Return whether `asked` asks members to leave that `held` does not ask."""
     if asked.action is held.action is StopAction.DRAIN:
         return not set(asked.workers) <= set(held.workers)
     return WIDTH[asked.action] > WIDTH[held.action]
 
 
 def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
-    """Return one notice that covers both requests; the held one if it already covers `asked`.
+    """Return one notice that covers both requests; `held` itself if it already covers `asked`.
 
     The result has the wider action, the shorter grace, and a pause if either has one. A DRAIN names the members of
-    both, if they are not too many for one notice. `since` keeps the set of members that the held notice means: a
-    member that returns under a drained name is a newcomer, whatever is added later. A notice that becomes wider
-    applies to all members registered by now.
+    both, if these are not too many for one notice. If the action becomes wider, the notice applies to all members
+    registered by now. Otherwise `since` keeps the set of members to which `held` applies: a member that returns
+    under a drained name is a newcomer, whatever later requests add.
     """
     record = held.record
     pause = record.pause or asked.pause

@@ -2,14 +2,14 @@
 
 A *notice* asks the ranks of one generation to agree on a step, save it and stop there. The ranks choose the step
 (`core.stop.last_step`); `core.stop.notices` defines what the notice means for a member. The leader or any replica
-creates it once; later requests only make it wider or more urgent. A rank that then ends with code 75 has stopped, not
-failed.
+creates the notice once; later requests only make it wider or more urgent. A rank that exits with code 75 after a
+notice has stopped, not failed.
 
-The leader ends the generation (`generation_over`) in any of these cases: the common step is committed; the step is not
-to be saved and no earlier save is open; the step can no longer be saved; the time is over.
+The leader ends the generation (`generation_over`) in any of four cases: the common step is committed; the ranks do
+not save that step, and no earlier save is open; the step can no longer be saved; the time is over.
 
-A member that was asked to leave gets no place in this generation's successors: their heads carry the request on
-(`WorldHead.asked`) until the member has departed. So no member is placed while it shuts down.
+A member that was asked to leave gets no place in later generations: each later head carries the request
+(`WorldHead.asked`) until the member has departed. So no world includes a member that is shutting down.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ DEFAULT_GRACE_MS: Final = 60_000
 MAX_GRACE_MS: Final = 24 * 3600 * 1000
 
 SCALE_MS: Final = 60_000
-"""Time for the ranks to agree on a step before a world of another size; they train on meanwhile."""
+"""Time for the ranks to agree on a last step before a world of another size; they train on meanwhile."""
 SAVE_S: Final = 3600.0
-"""Time for that step to be reached and committed: no save, nor an evaluation before it, takes longer."""
+"""Time to reach and commit the agreed step. Limit: a save, with an evaluation before it, must not take longer."""
 LATE_S: Final = 30.0
-"""Extra time after a notice's grace. Then the leader ends the generation anyway."""
+"""Extra time after a notice's grace, before the leader ends the generation in any case."""
 GONE_S: Final = 90.0
-"""Time after the grace during which members that were asked to leave, but stayed, get no place."""
+"""Time after the grace during which a member that was asked to leave, but is still registered, gets no place."""
 
 
 def active_world(job: JobView) -> World | None:
@@ -62,7 +62,7 @@ def active_world(job: JobView) -> World | None:
 
 
 def resumed(job: JobView) -> bool:
-    """Return whether the job was resumed or paused since its last head was written."""
+    """Return whether the job was resumed, or paused, since its last head was written."""
     head, phase = job.head(), job.view.entry(job.keys.phase, JobPhase)
     return phase is not None and head is not None and phase.mod_revision > head.mod_revision
 
@@ -106,8 +106,8 @@ def leaving(
 ) -> frozenset[str]:
     """Return the registered workers that get no place, because they were asked to leave.
 
-    `asked_s`: how long the caller has known of each request, by its revision. A request whose members stay
-    expires in the end: it is better that they train than that they wait for ever.
+    `asked_s`: how long the caller has known of each request, by the request's revision. A request expires `GONE_S`
+    after its grace: members that have not left by then train again, instead of waiting for ever.
     """
     counts = remembered(asked, asked_s)
     if not counts:
@@ -129,7 +129,7 @@ def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
 
 
 def revisions(job: JobView) -> set[int]:
-    """Return the keys of `asked_s`: every revision whose age matters."""
+    """Return the keys of `asked_s`: every revision whose age affects a plan."""
     head = job.head()
     if head is None:
         return set()
@@ -145,7 +145,7 @@ def revisions(job: JobView) -> set[int]:
 
 
 def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
-    """Return after how many seconds the age of a request next changes the plan, or None."""
+    """Return the seconds until the age of some request next changes the plan, or None."""
     head = job.head()
     if head is None:
         return None
@@ -175,7 +175,7 @@ def common_step(job: JobView, generation: int, *, ranks: int) -> CommonStep | No
 
 
 def _stop_outcome(job: JobView, generation: int) -> Entry[BarrierOutcome] | None:
-    """Return the newest outcome of the stop barrier; it stays as long as its generation."""
+    """Return the newest outcome of the stop barrier. Its key stays as long as the keys of its generation."""
     floor = job.view.record(job.keys.barrier_floor(STOP_BARRIER, generation), BarrierFloor)
     if floor is None:
         return None
@@ -194,7 +194,7 @@ def generation_over(
     common = common_step(job, generation, ranks=world.head.size)
     over = time_over_s(job, notice, asked_s) <= 0
     if common is not None and not common.save:
-        # an earlier save may still commit: the next world would abort it
+        # an earlier save may still commit, but a new world would abort it
         return f"without a save: {common.verdict.sentence}" if over or not _saving(job, generation) else None
     if common is not None:
         entry = job.checkpoint(common.step, generation)
@@ -217,7 +217,7 @@ def _saving(job: JobView, generation: int) -> bool:
 
 
 def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> float:
-    """Return the seconds until the leader stops waiting for a notice; `asked_s`: how long it has known of it."""
+    """Return the seconds until the leader stops waiting for the ranks to stop; `asked_s` is as in `leaving`."""
     record = notice.record
     grace_s = record.grace_ms / 1000
     if record.has_deadline:
@@ -255,7 +255,7 @@ class StopRequest:
 
 
 def decide_stop(job: JobView, request: StopRequest) -> Decision:
-    """Ask the ranks of the current generation to stop; PAUSE pauses a job without ranks at once.
+    """Ask the ranks of the current generation to stop; PAUSE pauses a job without ranks immediately.
 
     Refusals: `InvalidArgument` and `NotFound` for workers that cannot be drained, `StaleGeneration`
     if the request names another generation, `Refused` for a job that has ended.

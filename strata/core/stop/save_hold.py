@@ -1,17 +1,17 @@
 """Held saves: a rank trains on while the storage refuses its part for a reason that may pass.
 
-Three facts report a held save, each for another reader:
+Three facts report a held save, each to a different reader:
 
     reader                fact                                    how it ends
     --------------------  --------------------------------------  ----------------------------------
-    people, at once       `SaveHold` in the rank's progress       the rank's next report without one
+    people, immediately   `SaveHold` in the rank's progress       the rank's next report without one
     the plan of worlds    the key `worlds/<generation>/held`      with the keys of its generation
     people, in one line   `no_checkpoint`                         -
 
-The key is written at most once a generation, and only for a step after the one that the generation began from. The
-rank that writes it trained that step but cannot save it, or cannot begin it because its start waits for the storage.
-Such a generation made progress that it could not save, or could make none, so it does not count as "without progress"
-(`core.worlds.changes`).
+The key is written at most once a generation, and only for a step after the step that the generation began from. The
+rank that writes it has trained that step but cannot save it, or cannot begin the step because its start waits for
+the storage. Such a generation made progress that it could not save, or could not make progress. So it does not
+count as "without progress" (`core.worlds.changes`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NAMED: Final = 3
 class SaveHold:
     """One rank that cannot save at present.
 
-    `step`: the step whose save is held. `reason`: in words, such as `disk full`. `held_s`: for how long, at the time
-    of the report.
+    `step`: the step whose save is held. `reason`: the cause in words, such as `disk full`. `held_s`: how long the
+    rank has not been able to save, at the time of the report.
     """
 
     step: int
@@ -50,7 +50,7 @@ class SaveHold:
 def no_checkpoint(*holds: SaveHold, committed_step: int | None) -> str:
     """Return the sentence shown to people: `no checkpoint since step 40, 4 min: disk full on host a`.
 
-    For several ranks with held saves: the longest hold's time, and each reason with its hosts.
+    If several ranks have held saves, the sentence has the time of the longest hold, and each reason with its hosts.
     """
     since = "no checkpoint yet" if committed_step is None else f"no checkpoint since step {committed_step}"
     longest_s = max((hold.held_s for hold in holds), default=0.0)

@@ -1,4 +1,4 @@
-"""Whether the current generation ends, why, and what follows it: the decision behind `plan_world`.
+"""The decision behind `plan_world`: does the current generation end, why, and what follows it?
 
     the world         what the view shows                            what follows
     ----------------  ---------------------------------------------  -----------------------------
@@ -6,7 +6,7 @@
     of a resumed job  the same; what finished before does not count  a world, no_progress 0
     with members      every rank done                                phase DONE, no world
                       a death (key deleted or replaced, or a rank    a world of the remaining members,
-                          failed)                                    at once; below min: a forming one
+                          failed)                                    immediately; below min: a forming one
                       ... the max-th in a row without progress, or   phase FAILED, no world
                           the last failure `max_generations` allows
                       ... the second early failure, if no earlier    phase FAILED
@@ -27,14 +27,14 @@
 
 A generation is *without progress* if a failure ended it before it committed a checkpoint. Growth, shrinking,
 notices, forming worlds, and generations that trained but could not save (`core.stop.save_hold`) neither count nor
-reset the count. A generation failed *early* if ranks failed and no member died, and each rank failed by itself, within
-its first seconds and before it reported a step. Such a failure is an error in the program that a retry meets again.
-A job that failed early with nothing saved is started again by its next run, whichever limit it met. So is a job that
-exit code 78 failed: the operator who runs it again has fixed the cause.
+reset the count. A generation failed *early* if no member died and each failed rank failed by itself, within its
+first seconds and before it reported a step. Such a failure is an error in the program, and a retry would fail in
+the same way. The next run of a job starts the job again if the job failed early with nothing saved, whichever limit
+it met. The same holds after exit code 78: the operator who runs the job again has fixed the cause.
 
-Two kinds of members do not count as present: those that a notice asked to leave, and those that cannot restart
-(`Worker.cannot_restart`) once a generation that they had begun has ended, because they end by themselves. A world with
-a member that cannot restart therefore does not grow: newcomers stand by.
+Two kinds of members do not count as present. The first are members that a notice asked to leave. The second are
+members that cannot restart (`Worker.cannot_restart`), once a generation in which they trained has ended: their
+processes exit by themselves. A world with such a member therefore does not grow: newcomers stand by.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ from strata.core.stop.notices import Meaning, meaning
 from strata.core.words import first_few
 
 EARLY_FAILURES = 2
-"""Attempts at a program that fails in its first seconds, unless the job raises its no-progress limit."""
+"""The number of early failures after which a job fails, unless its no-progress limit is above the default."""
 MEND = "mend this, and run the command again"
-"""The advice for a job that its next run starts again."""
+"""The advice shown for a failed job that its next run starts again."""
 _NAMED = 4
 """The number of deaths that a reason names."""
 
@@ -78,8 +78,8 @@ _NAMED = 4
 class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
-    `save_first`: it does not end yet; a SCALE notice must first ask its ranks to stop. `early`: nothing is saved and
-    this generation failed early, or a rank ended with 78.
+    `save_first`: the generation does not end yet; a SCALE notice must first ask its ranks to stop. `early`: a rank
+    exited with code 78, or this generation failed early and the job has saved nothing.
     """
 
     why: str
@@ -93,7 +93,7 @@ class Change:
 class Situation:
     """The facts behind one plan, read once from one view.
 
-    `asked_s`: by its revision, how long the leader has known of each request to leave, in seconds.
+    `asked_s`: for each request to leave, by the request's revision, how many seconds the leader has known of it.
     """
 
     def __init__(self, job: JobView, spec: JobSpec, asked_s: Mapping[int, float]) -> None:
@@ -138,14 +138,14 @@ class Situation:
 
     @property
     def held(self) -> SavesHeld | None:
-        """The key's record that the current generation trained but could not save, unless it has committed since; or None."""
+        """The record that the current generation trained but could not save; None without one, or after a commit."""
         return None if self.committed() else self.job.held(self.generation)
 
     def counts(self, *, failure: bool) -> tuple[int, int, bool]:
         """Return `no_progress`, `failures` and `began` for the next head; `failure`: a failure ended this generation.
 
-        That is: the generations in a row without progress, the generations ended by a failure, and whether any
-        generation so far may have made a step.
+        These are the number of generations in a row without progress, the number of generations that a failure
+        ended, and whether any generation so far may have made a step.
         """
         if self.head is None or self.resumed:
             return 0, 0, False
@@ -165,7 +165,7 @@ class Situation:
         return bool(failed) and not lost and all(one.early for one in failed.values())
 
     def still_asked(self) -> tuple[LeaveRequest, ...]:
-        """Return the requests to leave that the next head carries on: those to members that are still registered."""
+        """Return the requests to leave that the next head must carry: those whose members are still registered."""
         return tuple(
             one
             for one in requests.remembered(self.asked, self.asked_s)
@@ -198,8 +198,8 @@ class Situation:
     def runs_on(self) -> bool:
         """Return whether ranks of a world that a pause should have ended may still run.
 
-        This happens if a job was paused and resumed before a leader saw the pause. The leader no longer sends notices
-        to that world or counts its ranks, so the world must not survive until the next one forms.
+        This happens if a job was paused and resumed before a leader saw the pause. The leader no longer sends
+        notices to that world and no longer counts its ranks, so it must end that world before the next one forms.
         """
         world = self.world
         if not self.resumed or world is None or len(self.job.done(self.generation)) >= world.head.size:
@@ -214,7 +214,7 @@ class Situation:
         ended = done | self.job.stopped(generation)
         left, deaths = self._deaths(world, ended)
         if deaths:
-            # the first rank that stops breaks the others' collectives: their failures are no failure of the generation
+            # the exit of the first rank that stops breaks the other ranks' collectives, so their failures do not count
             stopped = bool(self.job.stopped(generation))
             return self._after(first_few([*deaths, *left], _NAMED), failure=not stopped)
         if left:
@@ -243,7 +243,7 @@ class Situation:
     def _scaled(self, why: str) -> Change | None:
         """Return the change to a world of another size; its ranks first get a notice to stop, if they support it.
 
-        None if that world would have too few members: the current one trains on until there are enough.
+        None if that world would have too few members: the current world trains on until enough members are registered.
         """
         if self._short() is not None:
             return None
@@ -255,7 +255,7 @@ class Situation:
         return None if count >= least else f"{count} of at least {least} members are left"
 
     def _elsewhere(self, world: World) -> Change | None:
-        """Return the change if the ranks must restore another checkpoint: theirs is corrupt, or a rewind is due."""
+        """Return the change if the ranks must restore another checkpoint: after a rewind, or if theirs is corrupt."""
         point, rewind = world.head.restore, pending_rewind(self.job)
         if rewind is not None:
             who = rewind.record.who or "somebody"
@@ -274,14 +274,17 @@ class Situation:
         return self._of_the_rest(why)
 
     def _of_the_rest(self, why: str, *, failure: bool = False) -> Change:
-        """Return the change to a world of the remaining members; if too few, to a forming one, which keeps a rewind."""
+        """Return the change to a world of the remaining members; if they are too few, to a forming world.
+
+        A forming world keeps a pending rewind.
+        """
         short = self._short()
         return Change(
             why=why if short is None else f"{why}; {short}", failure=failure, forming=short is not None
         )
 
     def _deaths(self, world: World, ended: set[int]) -> tuple[list[str], list[str]]:
-        """Return two lists of sentences: departures that a notice requested, before the ranks ended; and failures."""
+        """Return two lists of sentences: departures that a notice requested before the ranks ended, and failures."""
         left, found = [], []
         for member in world.members:
             if self.alive(member) or all(rank in ended for rank in member.ranks):
@@ -313,7 +316,7 @@ class Situation:
         )
 
     def placeable(self, *, failure: bool) -> dict[str, Entry[Worker]]:
-        """Return the candidates for a next world, without members that failed on trial if enough others are left."""
+        """Return the candidates for a next world; members that failed on trial are left out if enough others remain."""
         waiting = newcomers.kept_out(self.next_newcomers((), failure=failure), self.asked_s)
         rest = {name: worker for name, worker in self.present.items() if name not in waiting}
         return rest if len(rest) >= self.spec.min_workers else self.present
@@ -354,9 +357,10 @@ class Situation:
         return Change(why=why, failure=True, phase=Phase.FAILED, early=again)
 
     def _lasting(self) -> bool:
-        """Return whether a rank ended with 78 and no member on trial had a failure: one newcomer must not fail a job.
+        """Return whether a rank exited with code 78 and no member on trial failed.
 
-        A fault on a newcomer's host may show as an error on every rank, because ranks compare their settings.
+        One newcomer must not fail a job: a fault on its host may show as an error on every rank, because ranks
+        compare their settings.
         """
         on_trial = {one.worker for one in self.head.record.newcomers} if self.head is not None else set()
         ended = self.job.failed(self.generation).values()

@@ -1,9 +1,9 @@
 """Placement: which registered member gets which group rank in the next world.
 
-Places are group ranks, because members may have different numbers of slots; a member's first
-global rank is the sum of the slots before it. Survivors keep their group rank, and newcomers fill the
-holes in order of registration. If a smaller world does not have a survivor's group rank, the survivors with
-the highest group ranks fill the holes. With equal slots a member that keeps its group rank keeps its ranks.
+A place is a group rank and not a global rank, because members may have different numbers of slots. A member's first
+global rank is the sum of the slots of the members before it. Survivors keep their group rank, and newcomers fill the
+holes in order of registration. If the world is smaller, survivors whose group rank does not exist any more fill the
+holes. If all members have the same number of slots, a member that keeps its group rank also keeps its ranks.
 """
 
 from __future__ import annotations

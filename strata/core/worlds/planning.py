@@ -6,11 +6,11 @@ builds its transactions.
 
 Every transaction compares the leader's epoch, the head, the phase, the spec, the notice, the saves-held key and the
 rewind. A head's transaction also compares `latest`, how far the ranks have met at the begin and closing barriers, and
-that no more ranks are done than the view shows. None compares member keys: a death in between leads to the next
-generation. A plan based on a death needs no compare: a removed incarnation never returns, and the `failed` and
-`stopped` keys of a generation stay until a newer head is written.
+that no more ranks are done than the view shows. No transaction compares member keys: if a member dies after the
+plan, the next plan begins another generation. A plan based on a death needs no compare either: a removed
+incarnation never returns, and the `failed` and `stopped` keys of a generation stay until a newer head is written.
 
-The transaction of a head also writes its history record, and closes that of the previous generation.
+The transaction of a head also writes the history record of its generation, and completes the previous one.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ HISTORY_KEPT = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlan:
-    """The next writes, in order; then plan again on a view that shows them, or shows why they failed.
+    """The next writes, in order. After them the leader plans again, on a view that shows the writes or why they failed.
 
-    `open_records`: saves that must be committed or aborted before a head can be written; `txns` is empty
-    until then. `again_s`: plan again after this many seconds even if nothing changes.
+    `open_records`: saves that must be committed or aborted before a head can be written; until then `txns` is
+    empty. `again_s`: plan again after this many seconds even if nothing changes.
     """
 
     reason: str
@@ -75,8 +75,8 @@ def plan_world(
 ) -> WorldPlan:
     """Return the next writes of the leader of `epoch` for this job.
 
-    `settled`: the set of registered members has been the same for the spec's `settle_s`. `asked_s`: how long this
-    leader has known of each of `requests.revisions`, in seconds. `now_unix_ms` is for people.
+    `settled`: the set of registered members has not changed for the spec's `settle_s`. `asked_s`: for each revision
+    in `requests.revisions`, how many seconds this leader has known of it. `now_unix_ms` is only for display.
     """
     spec, name, phase = job.spec(), job.keys.name, job.phase()
     if spec is None:
@@ -147,7 +147,7 @@ class _Planner:
         )
 
     def _end(self, phase: Phase, why: str, *, early: bool = False) -> WorldPlan:
-        """Finish the job. The result DONE rests on `done` keys, which outlive the head."""
+        """Finish the job. The phase DONE is based on `done` keys, which nothing deletes while the head stays."""
         keys, view = self.job.keys, self.job.view
         record = JobPhase(
             phase=phase,
@@ -234,9 +234,9 @@ class _Planner:
         return WorldPlan(reason=f"{what}: {change.why}", txns=txns)
 
     def _no_further_meeting(self) -> list[Compare]:
-        """Compare that the ranks have met no further at the begin and closing barriers, and that no other rank is done.
+        """Compare that ranks have not met again at the begin or closing barrier, and that no other rank is done.
 
-        Otherwise another plan is right: ask for a save first, let the ranks finish, or end the job as done.
+        Otherwise the plan must change: ask for a save first, let the ranks finish, or end the job as done.
         """
         view, keys, generation = self.job.view, self.job.keys, self.situation.generation
         names = (BEGIN_BARRIER, CLOSING_BARRIER)
@@ -249,7 +249,8 @@ class _Planner:
     def _history(self, head: WorldHead, change: Change) -> list[Operation]:
         """Record why this generation begins and what the previous one committed; delete old history.
 
-        Only the leader rewrites the previous record, together with a head, and the head is compared.
+        The previous record needs no compare: only the leader rewrites it, together with a head, and the head is
+        compared.
         """
         keys, situation = self.job.keys, self.situation
         record = GenerationRecord(
@@ -273,7 +274,7 @@ class _Planner:
         return operations
 
     def _keep(self, why: str = "") -> WorldPlan:
-        """Keep the current world; at most update the standbys and delete a rewind that is done or lost."""
+        """Keep the current world; at most update the list of standbys, and delete a rewind that is over."""
         situation = self.situation
         world, count, spec = situation.active, len(situation.present), situation.spec
         if self.job.phase() is Phase.PAUSED:

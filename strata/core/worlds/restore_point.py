@@ -1,7 +1,7 @@
 """Where a worker resumes: the ranks that it runs now, and the part of the checkpoint for each rank.
 
-Rank r reads the part that rank r of the saving world wrote, whichever worker ran it. A rank
-that the saving world did not have has no part of its own, and takes the state common to all ranks.
+Rank r reads the part that rank r of the saving world wrote, whichever worker ran that rank. If the saving world had
+no rank r, then rank r has no part of its own, and takes the state common to all ranks.
 """
 
 from __future__ import annotations

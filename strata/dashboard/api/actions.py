@@ -1,4 +1,4 @@
-"""Actions of an operator on a checkpoint over HTTP: the calls of gRPC, with the same checks."""
+"""Actions of an operator on a checkpoint over HTTP, carried out by the gRPC calls, with the same checks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ACTIONS: Final[Mapping[str, Call]] = {
 
 
 TAKES: Final[Mapping[str, str]] = {"pin": "why", "tag": "tag", "untag": "tag", "fork": "into"}
-"""The one field that an action takes besides `attempt`. Other fields would be ignored, so they are refused."""
+"""Action -> the one field that it takes besides `attempt`. Other fields would have no effect, so they are refused."""
 
 
 async def act(
@@ -60,14 +60,14 @@ async def act(
 ) -> model.Checkpoint | None:
     """Perform action `name` on the checkpoint of `step`, or raise the refusal.
 
-    Return the checkpoint after the action; None if its record was removed, as a deleted fork's is at once.
+    Return the checkpoint after the action; None if its record was removed, as happens immediately for a deleted fork.
     """
     make = ACTIONS.get(name)
     if make is None:
         raise NotFound(f"there is no action {name[:40]}", hint=f"there are {', '.join(ACTIONS)}")
     try:
         action = msgspec.json.decode(body or b"{}", type=model.CheckpointAction)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one of the former
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
         raise InvalidArgument(f"the body of the action cannot be read: {error}") from None
     for field in sorted(set(TAKES.values()) - {TAKES.get(name)}):
         if getattr(action, field):

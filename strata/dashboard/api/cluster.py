@@ -22,7 +22,7 @@ from strata.observe import words
 PAGE: Final = 200
 OVER: Final = frozenset({"done", "failed"})
 FIRST: Final = ("running", "stopping", "waiting", "paused", "failed", "unreadable", "done")
-"""The order of phases in which jobs are listed."""
+"""The phases, in the order in which jobs are listed."""
 
 
 def cluster(source: Source, etcd: Sequence[Member]) -> model.Cluster:
@@ -166,7 +166,7 @@ async def jobs(
 
 
 def job_summary(source: Source, name: str) -> model.JobSummary:
-    """Return the summary of a job; if it cannot be read, with the error in `unreadable`."""
+    """Return the summary of a job; if the job cannot be read, `unreadable` has the error."""
     try:
         return _summary(source, JobView(source.view, source.keys.job(name)))
     except StrataError as error:

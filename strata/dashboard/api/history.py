@@ -18,7 +18,7 @@ DEFAULT_MS: Final = 1000 * min(INTERVALS)
 def history(
     source: Source, name: str, *, interval_ms: int = DEFAULT_MS, since_unix_ms: int = 0
 ) -> model.History:
-    """Return the series of a job from `since_unix_ms` on; `InvalidArgument` for an interval that is not recorded."""
+    """Return a job's series from `since_unix_ms` on; raise `InvalidArgument` if the interval is not recorded."""
     kept = [1000 * interval_s for interval_s in INTERVALS]
     if interval_ms not in kept:
         raise InvalidArgument(
@@ -39,5 +39,5 @@ def history(
 
 
 def _shown(values: Sequence[float]) -> tuple[float | None, ...]:
-    """Return values as they are sent: with the six digits to which they are recorded, None for NaN."""
+    """Return values for sending: with the six digits that are recorded, and None for NaN."""
     return tuple(None if math.isnan(value) else float(f"{value:.6g}") for value in values)

@@ -20,7 +20,7 @@ EVENTS: Final = 200
 
 
 def job(source: Source, name: str) -> model.Job | None:
-    """Return a job, None if there is none; `PoisonRecord` if it cannot be read."""
+    """Return a job, or None if it does not exist; raise `PoisonRecord` if it cannot be read."""
     view = JobView(source.view, source.keys.job(name))
     if not view.exists:
         return None
@@ -108,7 +108,7 @@ def generations(source: Source, name: str) -> model.Generations:
 def events(
     source: Source, name: str | None, *, after: int = 0, limited_to: Collection[str] = ()
 ) -> model.Events:
-    """Return the events after revision `after`, the newest first, of one job if it is named."""
+    """Return the events after revision `after`, newest first: those of job `name`, or all events if it is None."""
     return model.Events(
         events=tuple(
             model.Event(

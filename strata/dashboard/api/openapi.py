@@ -76,7 +76,7 @@ def _any_body(_type: type) -> dict[str, Any]:
 
 
 def _describe(name: str, schema: dict[str, Any]) -> None:
-    """Add the fields' docstrings. A replica sends every field, so each field of an answer is required."""
+    """Add the fields' docstrings, and mark each field of an answer as required, since a replica sends every field."""
     if name != "CheckpointAction":
         schema["required"] = list(schema["properties"])
     source = inspect.getsource(getattr(model, name))

@@ -15,7 +15,7 @@ from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus, RankLog
 
 DONE: Final = "done"
-"""The phase of a rank that ended with exit code 0, whatever phase it reported before."""
+"""The phase of a rank that ended with exit code 0; it replaces the phase that the rank reported last."""
 
 
 def ranks(source: Source, name: str) -> model.Ranks:
@@ -105,7 +105,7 @@ def devices(source: Source, name: str) -> model.Devices:
 def heatmap(source: Source, name: str, *, since_unix_ms: int = 0) -> model.Heatmap:
     """Return the ranks' compute times over the last ten minutes, from `since_unix_ms` on.
 
-    A column has each rank's last step of ten seconds.
+    A column has each rank's last step in an interval of ten seconds.
     """
     charts = source.charts.job(name)
     if charts is None:
@@ -148,7 +148,7 @@ def _age_ms(report: Reported, now_s: float) -> int:
 def _workers(
     source: Source, job: JobView, world: World | None, now_s: float
 ) -> tuple[list[model.Worker], dict[int, int]]:
-    """Return the world's members by rank, then the standbys; and for each rank the index of its member."""
+    """Return the world's members by rank, followed by the standbys; and for each rank the index of its member."""
     registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
     workers: list[model.Worker] = []
     notices = leave_requests(job)

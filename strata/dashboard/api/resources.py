@@ -34,7 +34,7 @@ from strata.errors import (
 from strata.observe.words import printable
 
 FRESH_S: Final = 1.0
-"""How long a body is cached: however many clients watch a resource, it is made once a second."""
+"""How long a body is cached: it is made once a second, however many clients watch the resource."""
 MAX_KEPT: Final = 256
 MAX_PATH_CHARS: Final = 1024
 
@@ -52,7 +52,7 @@ Make = Callable[[], object | Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A resource that a path names. `job`: the job it is about; None for the cluster as a whole."""
+    """A resource that a path names. `job`: the job that it describes; None for the cluster as a whole."""
 
     path: str
     job: str | None
@@ -60,7 +60,7 @@ class Resource:
     threaded: bool = False
     """Whether `make` takes so long that it must run in a thread, not in the event loop."""
     per_caller: frozenset[str] = frozenset()
-    """The jobs that the caller is limited to, if the body depends on them."""
+    """The jobs that the caller is limited to; empty unless the body depends on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class Resources:
         self._making = asyncio.Lock()
 
     def find(self, path: str, limited_to: frozenset[str] = frozenset()) -> Resource:
-        """Return the resource that `path`, with its query, names; else raise `NotFound` or `InvalidArgument`.
+        """Return the resource that `path` and its query name; raise `NotFound` or `InvalidArgument` if there is none.
 
-        `limited_to` are the jobs that the caller may read; empty: all.
+        `limited_to` are the jobs that the caller may read; empty: all jobs.
         """
         try:
             split = urllib.parse.urlsplit(path[:MAX_PATH_CHARS])
@@ -123,16 +123,16 @@ class Resources:
         raise NotFound(f"there is no {printable(split.path)[:200]}", hint="openapi.json lists what there is")
 
     async def body(self, resource: Resource) -> Body:
-        """Return a resource as JSON, at most a second old; raises the errors of `make`."""
+        """Return a resource as JSON, at most a second old; raise the errors of `make`."""
         key = (canonical(resource.path), resource.per_caller)
-        async with self._making:  # one at a time: concurrent requests wait for the first one's body
+        async with self._making:  # concurrent requests wait for the body that the first one makes
             now_s = asyncio.get_running_loop().time()
             held = self._bodies.get(key)
             if (
                 held is not None and now_s - held[0] < FRESH_S * 0.9
-            ):  # 0.9: a timer that fires a little early still gets a new body
+            ):  # 0.9: a client whose timer fires a little early still gets a new body
                 return held[1]
-            await asyncio.sleep(0)  # lets barriers and heartbeats run between two bodies
+            await asyncio.sleep(0)  # lets the loop serve barriers and heartbeats between two bodies
             revision, unix_s = self._source.view.revision, int(self._source.unix_now())
             if resource.threaded:
                 json = await in_thread(lambda: msgspec.json.encode(resource.make()))
@@ -162,7 +162,7 @@ class Resources:
         return cluster(self._source, self._source.etcd_members())
 
     def _existing(self, name: str, make: Callable[[], object | None]) -> Make:
-        """Return a function that makes a job's resource; `NotFound` if the job or that part of it does not exist."""
+        """Return a function that makes a job's resource, or raises `NotFound` if the job or part does not exist."""
 
         def made() -> object:
             if name not in job_names(self._source.view, self._source.keys):
@@ -217,7 +217,7 @@ async def in_thread(make: Callable[[], bytes]) -> bytes:
 
 
 def canonical(path: str) -> str:
-    """Return one path for all paths that name the same resource: the known parameters, in a fixed order."""
+    """Return the same path for all paths that name the same resource: only known parameters, in a fixed order."""
     split = urllib.parse.urlsplit(path)
     query = urllib.parse.parse_qs(split.query)
     known = [(name, query[name][-1]) for name in PARAMETERS if name in query]

@@ -26,7 +26,7 @@ from strata.errors import InvalidArgument, PermissionDenied, StrataError
 ROOT: Final = "/api/v1"
 JSON: Final = "application/json"
 CERTIFIED_S: Final = 60.0
-"""A stream of a caller with a client certificate ends after this long; the next TLS handshake verifies it again."""
+"""The longest stream of a caller with a client certificate: the next TLS handshake verifies the certificate again."""
 
 
 class Api:
@@ -39,7 +39,7 @@ class Api:
         self._streams = Streams(source=source, resources=self._resources)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes; the last one matches every path below `ROOT` that no other matches."""
+        """Return the routes; the last route matches every path below `ROOT` that no other route matches."""
         return [
             Route(f"{ROOT}/me", self._answered(self._me)),
             Route(f"{ROOT}/openapi.json", self._answered(_schema)),
@@ -130,7 +130,7 @@ class Api:
             if not begun:
                 code, body = problem(error)
                 await Response(body, code, media_type=JSON)(scope, receive, send)
-            # else the stream ends here; the client gets the error when it connects again
+            # after its first bytes a stream only ends; the client gets the error when it reconnects
 
 
 class _Asgi:
@@ -144,7 +144,7 @@ class _Asgi:
 
 
 def _as_others() -> None:
-    """Stand in for `stays` and `end` if another server runs the application; that server limits connections."""
+    """Replace `stays` and `end`, with no effect, if another server runs the application and limits its connections."""
 
 
 async def _schema(_request: Request, _identity: Identity | None) -> bytes:

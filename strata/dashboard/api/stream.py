@@ -1,13 +1,13 @@
 """The stream of changes (server-sent events): one response for all resources that a page watches.
 
-Once a second the stream makes each watched resource, and sends it if it changed since it was last sent. A body is made
-once for all clients that watch it (`resources`). The events of a cluster or job, and the history of a job, are sent in
-parts: each part has only the data newer than the last part. An event's id is the revision up to which `events` were
-sent, or the view's revision if the client watches no `events`. So a client that connects again, here or at another
-replica, gets each event of the keyspace once.
+Once a second the stream renders each watched resource, and sends the body if it changed since the last time. A body
+is rendered once for all clients that watch the resource (`resources`). The events of a cluster or job, and the
+history of a job, are sent in parts: each part has only data that is newer than the last part. The id of a server-sent
+event is the revision up to which `events` were sent, or the view's revision if the client watches no `events`. So a
+client that reconnects to this or another replica gets each event of the keyspace once.
 
-A client that does not read is cut off `SEND_S` after its buffers are full; one whose credential is revoked, within
-`auth.review_s`.
+If a client does not read, the stream ends `SEND_S` after the client's buffers are full. If a client's credential is
+revoked, the stream ends within `auth.review_s`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SEND_S: Final = 10.0
 MAX_WATCHED: Final = 32
 MAX_STREAMS: Final = 64
 MAX_PER_ADDRESS: Final = 32
-"""Half of the HTTP connections, in total and per address (`core.access.connection_limits`): requests have the rest."""
+"""Half of the HTTP connections, in total and per address (`core.access.connection_limits`); requests have the rest."""
 PARTS: Final[Mapping[str, str]] = {"events": "after_revision", "history": "since_unix_ms"}
-"""The resources sent in parts, by the last word of their path, and the query parameter that names the last part."""
+"""The resources sent in parts, by the last word of the path -> the query parameter for the end of the last part."""
 NO_EVENTS: Final = msgspec.json.encode(model.Events(events=()))
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -55,7 +55,7 @@ class _Watched:
     path: str
     sent: bytes | None = None
     after: int = 0
-    """Of a resource that is sent in parts: the revision or time up to which it was sent."""
+    """For a resource that is sent in parts: the revision or time up to which it was sent."""
 
     @property
     def kind(self) -> str:
@@ -68,7 +68,7 @@ class _Watched:
         return f"{self.path}{'&' if '?' in self.path else '?'}{PARTS[self.kind]}={self.after}"
 
     def news(self, made: Body) -> bool:
-        """Record a body that was made from `now`; return whether it is to be sent."""
+        """Record a body that was made from `now`; return whether to send it."""
         first, self.sent, before = self.sent is None, made.json, self.sent
         match self.kind:
             case _ if not made.unix_s:  # an error
@@ -118,10 +118,11 @@ class Streams:
         review_s: float,
         longest_s: float = math.inf,
     ) -> None:
-        """Serve one stream to its end, which comes after `longest_s` at the latest.
+        """Serve one stream, for at most `longest_s`.
 
-        `find` returns the resource if the caller may read it, or raises the refusal; it is called again every
-        `review_s`. `stays` exempts this connection from the server's limit on lifetimes, `end` resets it at once.
+        `find` returns the resource if the caller may read it, else raises the refusal; it is called again every
+        `review_s`. `stays` exempts this connection from the server's limit on lifetimes; `end` resets the connection
+        immediately.
         """
         paths = [_Watched(path) for path in self.watched(scope)]
         _admit(paths, find)
@@ -147,7 +148,7 @@ class Streams:
             disconnected.cancel()
 
     def _resume(self, paths: list[_Watched], scope: Scope) -> None:
-        """Begin after the last event that an earlier stream of this client received."""
+        """Begin after the last event that the client received on an earlier stream."""
         last = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
         for each in paths:
             if each.kind == "events" and last.isascii() and last.isdecimal() and len(last) < 20:
@@ -181,18 +182,19 @@ class Streams:
         revision = self.source.view.revision
         try:
             made = await self.resources.body(find(watched.now()))
-        except StrataError as error:  # for example a job deleted while it is watched
+        except StrataError as error:  # for example, the watched job was deleted
             made = Body(json=problem(error)[1], revision=revision, unix_s=0)
         if not watched.news(made):
             return b""
         change = msgspec.json.encode(model.Change(path=watched.path, body=msgspec.Raw(made.json)))
-        # A client resumes its events after this id, so the id must not be ahead of the events that were sent.
+        # A client resumes its events after this id, so the id must not be above the revision of the events that were
+        # sent.
         number = min((each.after for each in paths if each.kind == "events"), default=made.revision)
         return b"id: %d\nevent: change\ndata: %s\n\n" % (number, change)
 
 
 def _admit(paths: list[_Watched], find: Callable[[str], Resource]) -> None:
-    """Raise if the caller is not authenticated (any more). Other errors of a path are sent as that path's body."""
+    """Raise if the caller is not (or no longer) authenticated. Other errors of a path are sent as the path's body."""
     for each in paths:
         try:
             find(each.path)

@@ -1,4 +1,4 @@
-"""A DCP load that finds corruption: it is reported to the coordinators, and the error names the step to load instead.
+"""A DCP load that finds corruption reports it to the coordinators; the load's error names the step to load instead.
 
 DCP fills the state of all ranks while it reads, so a load in progress never falls back to another step by itself.
 """
@@ -27,7 +27,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 def proven(root: OpenRoot, checkpoint: CheckpointMetadata, read: Callable[[Storage], _T]) -> _T:
     """Return the result of `read` on a checkpoint, verified as by `Loading.proven`.
 
-    A corruption error names the newest earlier step with intact manifests. Its data is verified only when it is loaded.
+    A corruption error names the newest earlier step with intact manifests. The data of that step is not verified yet.
     """
 
     def begins() -> bool:
@@ -58,8 +58,8 @@ def corrupt(root: OpenRoot, checkpoint: CheckpointMetadata, why: str) -> Checkpo
 def _step_before(root: OpenRoot, checkpoint: CheckpointMetadata) -> str:
     """Return a hint on how to load the newest intact step before `checkpoint`.
 
-    The catalog gives the candidates: none from a history that the job abandoned by going back (PROTOCOLS 8.4). Other
-    attempts at the same step are skipped, since the hint names a step, and that step would load the corrupt checkpoint.
+    The catalog gives the candidates, without those that the job abandoned by going back (PROTOCOLS 8.4). Other attempts
+    at the same step are skipped: the hint can only name a step, and that step would load the corrupt checkpoint.
     """
     other = root.catalog.before(checkpoint)
     while other is not None:

@@ -19,7 +19,7 @@ def snapshot_of(given: Iterable[tuple[WriteItem, Any]], *, tree: Json, arena: Ar
     """Return the snapshot of these items.
 
     DCP holds the state until the save has ended (for a background save, a copy of it). So values in plain memory are
-    written from there, and only other values are copied, to the arena.
+    written directly, and only other values are copied to the arena first.
     """
     flat = Flat()
     for item, data in given:

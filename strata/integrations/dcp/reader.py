@@ -2,11 +2,11 @@
 
 It reads checkpoints that `StrataWriter` wrote, with any number of ranks, or that a `CheckpointManager` saved.
 
-Each rank looks up the checkpoint by itself, and a new one may be committed in between, so ranks may find different
-ones. DCP's coordinator rank therefore puts the checkpoint that it found into every rank's load plan, and all ranks
-read that one; the plans travel through DCP's own collectives, in any process group. A rank whose plan was made for
-another checkpoint can use it if the parts have the same layout in both, as they do from step to step; else the load
-is refused.
+Each rank looks up the checkpoint by itself, and a new one may be committed between two lookups, so ranks may find
+different checkpoints. DCP's coordinator rank therefore puts the checkpoint that it found into every rank's load plan,
+and all ranks read this checkpoint. The plans travel through DCP's own collectives, in any process group. A rank may
+have made its plan for another checkpoint. Its plan then applies if the parts have the same layout in both checkpoints,
+as is usual from step to step; otherwise the load is refused.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class StrataReader(StorageReader):
 class _Load:
     """A storage root opened for one load; a reader lease protects its checkpoint until it is read (PROTOCOLS 8.5).
 
-    While it is open, one process of each host also reads the checkpoints of the root that other hosts find corrupt.
+    While it is open, one process per host also checks the root's checkpoints that other hosts report as corrupt.
     """
 
     def __init__(self, root: OpenRoot) -> None:
@@ -273,7 +273,7 @@ class Item:
         )
 
     def wish(self, item: ReadItem) -> Wish:
-        """Return the read request for a planner's item, which lies in one saved chunk."""
+        """Return the read request for a planner's item, all of whose bytes are in one saved chunk."""
         tensor = self.tensor
         assert tensor is not None, "not plain"
         if self.is_bytes:
@@ -362,7 +362,7 @@ def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> N
 def _read_batch(
     found: _Found, batch: Sequence[ReadItem], arena: Arena, _: Storage
 ) -> Mapping[int, memoryview]:
-    """Return the bytes of each item of a batch that is not plain, by the item's number."""
+    """Return the bytes of the items of a batch, without plain ones, by the item's number."""
     wishes = {
         number: found.items[item.storage_index.fqn].wish(item)
         for number, item in enumerate(batch)

@@ -1,8 +1,9 @@
 """Forwards a background process's requests over a pipe to the trainer's session, for DCP's process mode.
 
-DCP's process mode pickles the writer and unpickles it in another process. The session cannot move there, since a rank
-has only one, and a second would replace the first. So the pickled writer carries one end of a pipe, and the trainer's
-process sends the writer's requests. A pickle can be unpickled only once, which is what DCP does.
+DCP's process mode pickles the writer and unpickles it in another process. The session cannot move to that process,
+since a rank has only one session, and a second session would replace the first. So the pickled writer carries one end
+of a pipe, and the trainer's process sends the writer's requests. Limit: such a pickle can be unpickled only once, as
+DCP does.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class BorrowedPort:
                 self._pipe.send((request, timeout_s))
                 answer = self._pipe.recv()
             except BaseException as error:
-                self._pipe.close()  # an unread response would be taken for that of the next request
+                self._pipe.close()  # an unread response would be taken for the response to the next request
                 if not isinstance(error, OSError | EOFError):
                     raise
                 raise StaleIncarnation(
@@ -121,7 +122,7 @@ class BorrowedPort:
         raise Refused(f"the process that saves in the background cannot wait at {name!r} for its rank")
 
     def hold_saves(self, hold: SaveHold | None) -> None:
-        """Do nothing: only the trainer's process reports holds, and it does not see this process's storage."""
+        """Do nothing: the trainer's process reports holds, but only of its own saves."""
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         return lambda: None

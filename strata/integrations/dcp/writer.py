@@ -45,7 +45,7 @@ from strata.integrations.dcp.image import snapshot_of
 from strata.integrations.dcp.relay import BorrowedPort, Loan, lend
 
 END_S: Final = 5.0
-"""How long the program's exit waits for the removal of old checkpoints; the next pass removes the rest."""
+"""How long the program's exit waits for the removal of old checkpoints; the next removal handles the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +211,8 @@ class StrataWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Return once the checkpoint of all ranks is committed, and its marker is in storage.
 
-        Old checkpoints are removed afterwards. The next save waits for the removal, and raises the removal's error once
-        it is committed itself. In DCP's own process, where no trainer waits, the removal ends before this returns.
+        Old checkpoints are removed afterwards. The next save waits for the removal, and raises the removal's error
+        after its own commit. In DCP's own process, where no trainer waits, the removal ends before this returns.
         """
         metadata.version = DCP_VERSION
         root, save = self._root, self._current()
@@ -273,14 +273,14 @@ class StrataWriter(StorageWriter):
         if save.begun is not None:
             self._give_up(root, save.begun, CheckpointAborted("another rank failed, or the next save began"))
         if isinstance(root.catalog, LocalCatalog) and step <= self._reached:
-            root.catalog.go_back()  # so that it counts as newest; else it would be removed as an old checkpoint
+            root.catalog.go_back()  # the new save must count as newest, or it would be removed as an old one
         self._reached = step
         request = SaveRequest(
             step=step, epoch=self.epoch, metadata=self.metadata, replaces=self._failed.get(step, "")
         )
         record = root.catalog.begin(request)
         if record.state is CheckpointState.COMMITTED:
-            # if the first save failed at the marker, its data is what counts for this step
+            # the first save may have failed before its marker: its data is valid for this step, so mark it
             self._saver(root).mark(record, root.catalog.folder(record), None, _info(record))
             raise Conflict(
                 f"step {step} is saved already in this generation, and stays as it is",

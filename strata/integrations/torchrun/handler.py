@@ -1,8 +1,9 @@
 """`StrataRendezvous`: torchrun's rendezvous handler on top of Strata's membership.
 
-Beyond torch's own handlers it gives three things. The loss of any node, rank 0's included, leads to a newer world and
-is reported through `num_nodes_waiting`, so an agent whose workers hang in a collective restarts them. Each generation
-has a new store, opened by the agent of its rank 0. No call raises because the coordinators are unreachable.
+It offers three things that torch's own handlers lack. The loss of any node, rank 0's included, leads to a newer
+world. It is reported through `num_nodes_waiting`, so an agent whose workers hang in a collective restarts them. Each
+generation has a new store, opened by the agent of its rank 0. No call raises because the coordinators are
+unreachable.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class StrataRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return this agent's place once all agents of a newer world have joined.
 
-        torchrun has stopped the workers before. If their generation was the newest, this call ends it.
+        torchrun stops the workers before this call. If their generation is still the newest, this call ends it.
         """
         if self._closed:
             raise RendezvousClosedError(f"the rendezvous {self.get_run_id()} was closed here")
@@ -153,11 +154,11 @@ class StrataRendezvous(RendezvousHandler):
         return 1 if self._member.must_restart else 0
 
     def is_closed(self) -> bool:
-        """Return whether the job has ended, for this attempt at it, or was closed. Never raises."""
+        """Return whether the job was closed, or has ended as far as this agent's run is concerned. Never raises."""
         return self._closed or self._member.closed
 
     def set_closed(self) -> None:
-        """End the generation at once, and make every agent leave; agents that join later start a new generation."""
+        """End the generation immediately, and make every agent leave; agents that join later start a new generation."""
         self._closed = True
         if self._running is not None:
             try:
@@ -166,7 +167,7 @@ class StrataRendezvous(RendezvousHandler):
                 raise as_torchs(error, attempt=self._settings.attempt) from error
 
     def shutdown(self) -> bool:
-        """Leave the job: as done if the workers are, else with a departure that the others learn of at once."""
+        """Leave the job: as done if the workers are done, else by a departure that ends the generation immediately."""
         failure = find_failure()
         self._closed = True
         try:
@@ -185,7 +186,7 @@ class StrataRendezvous(RendezvousHandler):
             raise SystemExit(0)
         ended_with = sys.exc_info()[1]
         if self._member.stopped and (ended_with is None or failure is not None):
-            # torchrun would exit with 0, as if the training was done, or as if its workers had failed
+            # torchrun itself would exit as if the training was done (with 0), or as if its workers had failed
             if failure is not None:
                 log.warning("agent.preempted", reason="the workers have stopped as asked; no restart is left")
             raise SystemExit(PREEMPTED) from None
@@ -279,7 +280,7 @@ class StrataRendezvous(RendezvousHandler):
         return RendezvousInfo(agents, place.member.group_rank, place.world.members, info)
 
     def _set_environment(self) -> None:
-        """Put the workers' place into the agent's environment, which they inherit."""
+        """Put the workers' place into the agent's environment, which the workers inherit."""
         environment = self._member.environment()
         for name in {*self._before, *environment}:
             self._before.setdefault(name, os.environ.get(name))

@@ -1,4 +1,4 @@
-"""Reads torchrun's launch settings and worker failures from the call stack, since it does not pass them to handlers.
+"""Reads torchrun's launch settings and worker failures from the call stack: torchrun does not pass them to handlers.
 
 torch gives a rendezvous handler addresses and numbers of nodes. The number of workers, the restart limit and the failed
 workers are local variables of torch's own functions, which are on the stack whenever the handler is called. This module
@@ -27,7 +27,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """The agent's own specification of its workers, by whichever program the agent was made."""
+    """The agent's own specification of its workers; torchrun or any other program may have made the agent."""
 
     slots: int
     role: str

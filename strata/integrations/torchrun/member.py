@@ -148,7 +148,7 @@ class AgentMember:
     async def reach(self, met: Met, limit_s: float) -> None:
         """Return once a connection to the workers' store succeeds.
 
-        `OSError` after `limit_s`, or at once if the generation has ended.
+        `OSError` after `limit_s`, or as soon as the generation has ended.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -167,7 +167,7 @@ class AgentMember:
                 return
 
     def finished(self) -> None:
-        """Report that all workers of this agent ended well. Called in the loop, once the last of them has."""
+        """Report that all workers of this agent ended with success. Called in the loop, once the last has ended."""
         if self.place is None or self._finishing:
             return
         self._finishing = True
@@ -179,7 +179,7 @@ class AgentMember:
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:
-        """Leave the job for good; return once the departure is delivered, or cannot be.
+        """Leave the job for good; return once the departure is delivered, or cannot be delivered.
 
         `failure` is the reason if torchrun gives up. If a notice made the workers stop, this sets `stopped`.
         """
@@ -268,7 +268,7 @@ class AgentMember:
         return failure.code == PREEMPTED or failure.rank in self._session.workers.stopped
 
     def _report_end(self, place: Place, failure: RankFailure) -> None:
-        """Report how the workers of `place` ended; `failure` is the first, as torchrun names it."""
+        """Report how the workers of `place` ended; `failure` is the first failure among them."""
         if not self._has_stopped(failure):
             self._report(place.generation, failure)
             return
@@ -359,6 +359,6 @@ class AgentMember:
         return agent.place(update, master_addr=met.address, master_port=met.port), met
 
     async def _superseded(self, update: WorldUpdate) -> None:
-        """Return once `update` is no longer the newest world, or must not be waited for."""
+        """Return once `update` is no longer the newest world, or this agent must no longer wait for its members."""
         while not agent_state.is_outdated(update, self._session.world):
             await self._session.news(None)

@@ -1,8 +1,8 @@
 """Kills the workers of a torchrun agent that ended without stopping them.
 
 torchrun's workers lead their own process sessions, and survive if the agent is killed. They then hold GPUs and ports
-that a new agent needs. So a bare Python process runs beside the agent and holds a pipe from it. If the pipe closes
-without a farewell, the process kills all workers and their descendants. It finds them by the agent's folder in a
+that a new agent needs. So a bare Python process runs beside the agent and reads a pipe from it. If the pipe closes
+without the agent's `bye`, the process kills all workers and their descendants. It finds them by the agent's folder in a
 STRATA_ variable of their environment.
 
 This file is also the program of that process, so it uses the standard library only.
@@ -24,7 +24,7 @@ _BYE = b"bye\n"
 _BYE_S = 5.0
 _ROUNDS = 100
 _ROUND_S = 0.05
-"""The pause between two rounds. A process that forks during a search may leave a child, which a later round finds."""
+"""The pause between two rounds. A process may fork during a search; a later round finds its child."""
 _LOOKS = 100
 _LOOK_S = 0.001
 """The pause between two looks at a process in the middle of exec, which has no environment yet. A process that is
@@ -35,7 +35,7 @@ _START_CODE = 26
 
 @contextlib.asynccontextmanager
 async def kill_workers_if_killed(socket_path: Path) -> AsyncIterator[None]:
-    """While the block runs: if this process is killed, kill all with a path beside `door` in a STRATA_ variable."""
+    """While the block runs: if this process is killed, kill all processes that `find` returns."""
     watcher = subprocess.Popen(  # noqa: ASYNC220  # fork and exec; nothing is waited for
         [sys.executable, "-I", "-S", __file__, str(socket_path)],
         stdin=subprocess.PIPE,
@@ -70,7 +70,7 @@ def end_child_above(pid: int) -> None:
 
 
 def find(socket_path: str) -> list[int]:
-    """Return the ids of processes with a STRATA_ variable that names a file beside `door`.
+    """Return the ids of processes with a STRATA_ variable that names a file in the folder of `socket_path`.
 
     STRATA_SOCKET is such a variable. Helper processes of a rank are started without it, but keep STRATA_STACKS.
     """
@@ -112,7 +112,7 @@ def _start_code(folder: Path) -> int:
 
 
 def main() -> None:
-    """Wait for the end of the agent; if it ends without a farewell, kill the processes it left."""
+    """Wait for the end of the agent; if it ends without its `bye`, kill the processes that it left."""
     socket_path = sys.argv[1]
     if sys.stdin.buffer.read() == _BYE:
         return

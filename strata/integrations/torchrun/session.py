@@ -1,6 +1,6 @@
 """A torchrun agent's session with the coordinators, and the socket to which its workers attach.
 
-It is an agent like that of `strata run`, except that torch starts the ranks. Everything runs in the process's
+The agent works like the agent of `strata run`, except that torch starts the ranks. Everything runs in the process's
 background loop.
 """
 
@@ -130,7 +130,7 @@ class AgentSession:
                 try:
                     await session
                 except ClusterRestored:
-                    # the workers run until torch's agent ends them; without the socket they would fail before that
+                    # the workers run until torch's agent ends them; without the socket they would fail earlier
                     self._news.set()
                     await self._released.wait()
                     raise

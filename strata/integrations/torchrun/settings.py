@@ -78,7 +78,7 @@ class AgentSettings:
     join_timeout_s: float
     """How long the agent, while connected, waits for enough other agents."""
     preempt: str
-    """Which members leave if this agent or one of its workers gets a signal: all of the job, or only this one."""
+    """Which members leave if this agent or one of its workers gets a signal: all of the job's, or only this one."""
     preempt_grace_s: float
     """How long the workers may take after that signal to save a common step."""
     scheduled_run: str = ""

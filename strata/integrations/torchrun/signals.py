@@ -1,13 +1,13 @@
 """A scheduler's SIGTERM or SIGUSR1 to torchrun's agent makes all ranks stop together, if they support it.
 
-torchrun itself forwards SIGTERM to its workers and exits, and dies of SIGUSR1. If all workers of this agent support
+torchrun itself forwards SIGTERM to its workers and exits; SIGUSR1 kills it. If all workers of this agent support
 graceful stop (they use `strata.init`), the agent sends a stop request to the coordinators instead. The workers save a
 common step and exit with 75, and so does the agent. torchrun's own behaviour applies after a second signal, after too
 long a wait, or if no coordinator takes the request. SIGTERM after SIGUSR1 does not count as a second signal: schedulers
 warn by SIGUSR1 and then terminate by SIGTERM.
 
-torchrun sets its handler again at each start of workers. So ours is reinstalled at each call of `num_nodes_waiting`,
-which the agent makes constantly in the main thread.
+torchrun sets its handler again at each start of workers. So Strata's handler is reinstalled at each call of
+`num_nodes_waiting`, which the agent calls continually in the main thread.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """`AgentStore`: the store of an agent for one generation: torch's own store, except for two operations.
 
-An agent waits in its store for other agents in two cases, although those may be lost by then:
+torch's agent waits in its store for other agents in two cases. These agents may be lost by then, so this class changes
+both cases:
 
-- to number the workers. The join barrier has already given all numbers, so they are answered locally.
+- to number the workers. The join barrier has already given all numbers, so the store returns them locally.
 - to leave together, once its workers have ended well. At that moment `finished` reports this to Strata, and the wait
   ends with the generation, since nobody arrives in an ended generation. The agent that hosts the store leaves last, so
-  that the others can read there that all have arrived. Otherwise they would still end well, but with a traceback.
+  that the others can still read from it that all have arrived. Otherwise they would exit with 0, but with a traceback.
 """
 
 from __future__ import annotations

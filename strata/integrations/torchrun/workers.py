@@ -24,7 +24,7 @@ from strata.v1.session_pb2 import WorldUpdate
 log = get_logger()
 
 CORE_S: Final = 30.0
-"""How long a worker may write its core dump before it is killed: torch's agent and its peers wait for its end."""
+"""How long a worker may write its core dump before it is killed: torch's agent and the worker's peers wait for that."""
 
 
 class Workers:
@@ -41,14 +41,14 @@ class Workers:
         self.stopped: set[int] = set()
         """The ranks that have stopped in response to a notice, whatever their exit code."""
         self.lasting: dict[int, str] = {}
-        """By rank, the lasting error that is about to end a worker, whose exit code then counts as 78."""
+        """By rank, the permanent error that is about to end a worker; the worker's exit code then counts as 78."""
         self.evicted: dict[int, str] = {}
         """The ranks that this agent killed, with the reason: torchrun knows only of a SIGKILL."""
         self._place: Place | None = None
         self._heeding: set[int] = set()
 
     def begin(self, place: Place | None) -> None:
-        """Start a generation: forget the workers before those of `place`."""
+        """Start a generation with the workers of `place`: forget those of the previous generation."""
         self._place = place
         for known in (self._heeding, self.stopped, self.lasting, self.evicted):
             known.clear()
@@ -66,7 +66,7 @@ class Workers:
     def _process(self, rank: int) -> RankProcess | None:
         return self.relay.process(rank) if self.relay is not None else None
 
-    # -- what the agent tells and asks
+    # -- calls from the agent
 
     def on_world(self, update: WorldUpdate) -> None:
         pass  # `AgentMember` reads the world from the session

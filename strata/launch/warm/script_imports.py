@@ -34,7 +34,7 @@ class Libraries:
 
     modules: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Sentences: a line of a file changes something that a later import in that file may read."""
+    """Sentences, each about a line of a file that changes something that a later import in that file may read."""
     supports_graceful_stop: bool = False
 
 

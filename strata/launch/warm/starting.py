@@ -39,7 +39,7 @@ class Starter(Protocol):
 
 
 class ColdStarter:
-    """Starts each process from nothing. Without `outputs` it writes to this process's output, or into its file."""
+    """Starts each process from nothing. Without `outputs` a rank writes to this process's output, or into its file."""
 
     def __init__(self, command: Sequence[str], outputs: RankOutputs | None = None) -> None:
         self._command = tuple(command)

@@ -5,8 +5,8 @@ per slot, also on a standby. Each is used once. It is started with the settings 
 flags, arguments, inherited environment. It receives the other settings when its rank starts. It runs the program
 `launch.warm.warm_program`.
 
-If there is no warm process, or it has ended or has not sent its hello (its program is not Python), the rank starts
-from nothing at once.
+In three cases the rank starts from nothing, without waiting: there is no warm process, the warm process has ended, or
+it has not sent its hello (its program is not Python).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from strata.processes.children import Child
 log = get_logger()
 
 _STRATA = ("strata.client.rank.connect", "strata.client.checkpoints.manager", "strata.training.init")
-"""Modules that `import strata` does not load, and that a rank needs at once."""
+"""Modules that `import strata` does not load, and that a rank needs at its start."""
 
 _TORCH = ("torch._dynamo",)
-"""Modules that `import torch` does not load: the first optimizer imports them, which takes as long as torch itself."""
+"""Modules that `import torch` does not load. The first optimizer imports them; this takes as long as torch itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class _Spare:
     output: RankOutput | None
 
     def becomes(self, line: bytes) -> bool:
-        """Send it its environment; return False and kill it unless it lives and runs `warm_program`."""
+        """Send the process its environment; kill it and return False unless it lives and runs `warm_program`."""
         with self.link:
             try:
-                # it may still be importing; a line that does not fit into the socket is not waited for
+                # the process may still be importing: do not wait for a line that does not fit into the socket
                 lives = self.child.poll() is None and self.link.recv(1) == warm_program.HELLO
                 if lives and self.link.send(line) == len(line):
                     return True
             except OSError:
-                pass  # it has not sent its hello yet, or has ended
+                pass  # the process has not sent its hello yet, or has ended
         self.child.kill()
         return False
 
@@ -126,7 +126,7 @@ class WarmStarter:
     def prepare(self, count: int) -> int:
         """Make `count` processes wait, and return how many were started for that.
 
-        A process that cannot be started is left out.
+        A process that cannot be started does not count.
         """
         lost = [spare for spare in self._spares if spare.child.poll() is not None]
         for spare in lost:

@@ -10,8 +10,8 @@ Then it runs the script as `__main__`, as Python itself does: argv, path, flags,
 same. The only difference is that some modules are already imported. It uses the standard library only, to run with
 any Python that a command may name.
 
-With "-" in place of FD it becomes the script at once. In both cases it leaves the last lines of the traceback that
-ends the script in a file beside STRATA_STACKS, from which the agent takes the reason of the failure.
+With "-" in place of FD it becomes the script immediately. If a traceback ends the script, its last lines are left in
+a file beside STRATA_STACKS. The agent takes the reason of the failure from that file.
 """
 
 import importlib
@@ -34,7 +34,7 @@ EXIT_MESSAGE_SUFFIX = ".traceback"
 def first_path(target: list[str]) -> str:
     """Return the first entry that Python puts on its path for this command."""
     if target[0] == "-m":
-        return os.getcwd()  # noqa: PTH109  # as Python has it; and pathlib is not imported for it
+        return os.getcwd()  # noqa: PTH109  # as Python computes it; importing pathlib takes time
     return os.path.dirname(os.path.realpath(target[0]))  # noqa: PTH120
 
 
@@ -54,7 +54,9 @@ def wait_for_place(link: socket.socket) -> None:
     if not line.endswith(b"\n"):
         raise ConnectionResetError
     environment = json.loads(line)
-    coerced = os.environ.get("LC_CTYPE")  # PEP 538: set by Python itself; the received one may lack it
+    coerced = os.environ.get(
+        "LC_CTYPE"
+    )  # PEP 538: set by Python itself; the received environment may lack it
     os.environ.clear()
     if coerced is not None:
         os.environ["LC_CTYPE"] = coerced
@@ -110,7 +112,7 @@ def run_script(script: str) -> None:
         sys.exit(2)
     main = fresh_main().__dict__
     main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
-    exec(compile(source, path, "exec", dont_inherit=True), main)  # noqa: S102  # what it is here for
+    exec(compile(source, path, "exec", dont_inherit=True), main)  # noqa: S102  # the purpose of this program
 
 
 def run_module(name: str) -> None:

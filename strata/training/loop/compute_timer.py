@@ -1,9 +1,9 @@
 """`ComputeTimer`: the compute time and data wait of a rank's steps, which distinguish a straggler from waiting ranks.
 
-In synchronous training all ranks wait for the slowest in every step, so the wall time of their steps is equal. A rank's
-own time is the time it waits for its batches, plus the processor time of its trainer's thread. While that thread sleeps
-in a collective, neither grows. (If a collective spins instead of sleeping, as CUDA's streams may, it counts as compute
-time on all ranks, and only slow data shows.)
+In synchronous training all ranks wait for the slowest in every step, so the wall time of their steps is equal. A
+rank's own time is the time it waits for its batches, plus the processor time of its trainer's thread. While that
+thread sleeps in a collective, neither grows. (Limit: a collective that spins instead of sleeping, as CUDA's may,
+counts as compute time on all ranks. Then only slow data shows.)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`Cursors`: the read position in each shard of a dataset (PROTOCOLS 7.2).
 
-A cursor belongs to the snapshot: the trainer's thread captures it together with the state, and it is saved as text
-beside the position in each rank's manifest. The next world may assign a shard to another rank. So a restoring rank
-reads every rank's cursors, and takes the later of two cursors of one shard. A rank saves the cursors that it has
-advanced. Rank 0 also saves the cursors that no rank has advanced since the restore, so that the cursor of a shard that
-stays idle for one world is not lost.
+Cursors are part of the snapshot: the trainer's thread captures them together with the state, and they are saved as
+text beside the position in each rank's manifest. The next world may assign a shard to another rank. So a restoring
+rank reads every rank's cursors, and takes the later of two cursors of one shard. A rank saves the cursors that it has
+advanced. Rank 0 also saves the cursors that no rank has advanced since the restore: otherwise the cursor of a shard
+that nobody reads in one world would be lost.
 """
 
 from __future__ import annotations

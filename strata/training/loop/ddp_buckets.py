@@ -8,7 +8,8 @@ of a restarted process would be summed in other buckets than the same step of a 
     restarted    a backward pass of zeros in that order, then all steps in rebuilt ones
 
 The pass of zeros changes nothing that is trained: gradients are put back, no forward pass runs, no random number is
-drawn. The pass is a collective, so either all ranks run it or none: they first exchange whether they can.
+drawn. The pass is a collective, so either all ranks must run it or none. So the ranks first exchange whether they
+can.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class Buckets:
         log.debug("the buckets of %d DDP modules are as they were", len(wrapped))
 
     def _all_are(self, *, able: bool) -> bool:
-        """Return whether all ranks are able; all ranks return the same."""
+        """Return whether all ranks can run the pass; the result is the same on all ranks."""
         try:
             reported = self._context.barrier(BUCKETS_BARRIER, _ABLE if able else _UNABLE, timeout_s=BUCKETS_S)
-        except (BarrierBroken, BarrierTimeout) as error:  # the round has ended so for all ranks
+        except (BarrierBroken, BarrierTimeout) as error:  # the round has ended with this error for all ranks
             log.info("the first step after this restart may differ in its last bits: %s", error.message)
             return False
         return list(reported.values()) == [_ABLE] * self._context.world_size
@@ -133,7 +134,7 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "_comm_hooks": [],
     "parameters_to_ignore": set(),
 }
-"""The DDP settings that the pass requires: others keep the initial buckets, or run the program's code in it."""
+"""The DDP settings that the pass requires. With others DDP keeps its first buckets, or the pass runs user code."""
 
 
 def _read(text: str) -> list[list[int]]:

@@ -4,18 +4,19 @@ There are three kinds of loaders:
 
 *elastic*: an `ElasticSampler`, or a torch DataLoader (or torchdata StatefulDataLoader) over a dataset of known length
 with one of torch's own samplers. A step has the same samples in any world, and a restart continues with the next
-sample. The DataLoader itself is not used: an equal one is made over the same dataset with the same workers, which takes
-its indices from an `ElasticSampler`.
+sample. The DataLoader itself is not used: Strata makes an equal one, over the same dataset with as many workers. The
+new one takes its indices from an `ElasticSampler`.
 
 *stateful*: any other StatefulDataLoader. Each rank saves and restores its loader's state. The training continues in a
 world of the same size, and is refused in a world of another size.
 
-*ordinary*: any other loader. A restart draws and drops the batches that were trained on before. That is right if the
-loader gives the same batches in the same order in each run, and the world has its old size.
+*ordinary*: any other loader. A restart draws and drops the batches that were trained on before. Limit: the training
+then continues with the next batch only if the loader gives the same batches in the same order in each run, and the
+world has the same size as before.
 
-If the ranks report different lengths of stateful or ordinary loaders, all ranks end an epoch at the fewest batches: a
-rank with more would wait alone in the collectives of its next step. Otherwise an epoch ends when the loader ends, since
-a length may be an estimate.
+If stateful or ordinary loaders differ in length between ranks, all ranks end an epoch after the smallest number of
+batches: a rank with more batches would wait alone in the collectives of its next step. Otherwise an epoch ends when
+the loader ends, since a length may be an estimate.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class ElasticFeed:
         self._indices.now = lambda: self.sampler.indices(epoch, rank, size, done=done)
         batches: Iterable[Any] = self._indices
         if self._loader is not None:
-            # the workers' seed differs in each epoch, and uses no random generator of the program
+            # the workers' seed differs in each epoch, and is drawn from no random generator of the program
             seed = mix(mix(mix(self.sampler.seed) + epoch) + (rank << 40) + done)
             self._loader.generator.manual_seed(seed >> 1)
             with starting_children(spawned=_spawns(self._loader)):

@@ -10,10 +10,10 @@ from strata.training.save.state import on_optimizer_steps
 
 
 class LoopBody:
-    """Tracks the batch that the loop body has, and whether `optim.step()` followed it.
+    """Tracks the batch that the loop body works on, and whether `optim.step()` has been called with it.
 
-    If the program leaves a loop, Python closes its iterator only once nothing holds it any more (tqdm holds it, for
-    example). So every reader of the position calls `left` first.
+    If the program leaves a loop, Python closes the loop's iterator only once nothing refers to it any more (tqdm does,
+    for example). So every reader of the position calls `left` first.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -22,11 +22,11 @@ class LoopBody:
         on_optimizer_steps(state, after=self._stepped)
 
     def takes(self, fed: Fed) -> None:
-        """Record that the body has the batch `fed` from now on."""
+        """Record that the body works on the batch `fed` from now on."""
         self._fed, self._steps_before = fed, self._steps
 
     def returned(self, fed: Fed) -> Fed | None:
-        """Return `fed`, whose body has ended, if that completes a step that `left` has not returned yet."""
+        """Return `fed`, whose body has ended, if `fed` completes a step and `left` has not returned it yet."""
         mine, self._fed = self._fed is fed, None
         return fed if mine and fed.last else None
 

@@ -1,7 +1,7 @@
 """`OrdinaryFeed`: the batches of a loader that can only be iterated over.
 
-After a restart, batches that were trained on before are drawn and dropped. A batch is drawn only when its turn has
-come, since a loader may reuse its memory for the next one.
+After a restart, batches that were trained on before are drawn and dropped. A batch is drawn only when it is needed,
+since a loader may reuse the memory of one batch for the next.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class OrdinaryFeed:
         return batches
 
     def _size(self, begun: int) -> tuple[int, bool]:
-        """Return the number of batches of the step after the epoch's first `begun` batches, and if it is certain.
+        """Return the number of batches of the step after the epoch's first `begun` batches, and whether it is certain.
 
-        If uncertain, the number is an upper bound. The epoch's last step may have fewer batches; if that is known in
-        time, each of them gets a larger weight.
+        An uncertain number is an upper bound: the epoch's last step may have fewer batches. If that is known in time,
+        each batch of the step gets a larger weight.
         """
         if self._length is None or begun >= self._length:  # unknown, or the loader has more than its length
             return self._accumulate, False

@@ -3,7 +3,7 @@
     run.steps(loader)      begins → batches of one optimizer step → complete → save if due → begins …
     run.step_done(n)       the same for a hand-written loop: completes the step under way, begins the next
 
-A step is complete when the loop body of its last batch has ended, after the caller's `optim.step()`. All ranks count alike.
+A step is complete when the loop body of its last batch has ended, after the caller's `optim.step()`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Run:
 
     @contextlib.contextmanager
     def _within_generation(self) -> Iterator[None]:
-        """Run the generation's exit handling if the block raises `StaleGeneration`, then raise it on."""
+        """Run the generation's exit handling if the block raises `StaleGeneration`, then raise it again."""
         try:
             yield
         except StaleGeneration as error:
@@ -207,8 +207,8 @@ class Run:
         """Yield the remaining batches of one epoch, and count each complete optimizer step.
 
         `loader` defaults to the `data` of `strata.init`. `accumulate` batches make one step in the first world. In a
-        world of another size a step may have more or fewer batches, so that its samples stay the same; follow
-        `run.last_of_step` and `run.weight`. With `accumulate=1` a step stays one batch, whose size changes.
+        world of another size a step may have more or fewer batches, so that its samples stay the same. So the caller
+        follows `run.last_of_step` and `run.weight`. With `accumulate=1` a step is always one batch, whose size changes.
 
         Each call is an epoch, counted from 0 unless `epoch` gives its number. An epoch that was finished before
         this generation began yields nothing.
@@ -231,7 +231,7 @@ class Run:
         known = self._feeds.get((id(loader), accumulate))
         if known is None:
             feed = self._feeding.feed(loader, accumulate)
-            # holding the loader keeps its id from being reused
+            # a reference to the loader keeps its id from being reused
             known = self._feeds[id(loader), accumulate] = (loader, feed)
         return known[1]
 
@@ -350,9 +350,9 @@ class Run:
         """Save this step together with all ranks; every rank calls it at the same step.
 
         Returns once the state is copied, or with `wait` once the save is committed or dropped. A save is dropped if
-        its storage refuses it for too long, for example while the job is asked to stop. None if this step is saved
-        already, or, without `wait`, while a rank holds back an earlier save that its storage refuses. Waits for the
-        other ranks; unless `patient`, raises `BarrierTimeout` if some do not arrive within `save_wait_s`.
+        its storage refuses it for too long, for example after a stop request. Returns None if this step is saved
+        already. Without `wait`, also returns None while a rank holds an earlier save that its storage refuses. Waits
+        for the other ranks; unless `patient`, raises `BarrierTimeout` if some do not arrive within `save_wait_s`.
         """
         info = self._save(patient=patient, may_skip=not wait)
         if wait and info is not None:
@@ -388,7 +388,7 @@ class Run:
             return self.saves.save(self._state, self.position, facts, patient=patient)
 
     def goodput(self) -> Goodput:
-        """Return how the time was spent so far, over all generations; only rank 0's account carries over."""
+        """Return how the time was spent so far, over all generations; only rank 0's account survives a restart."""
         return self._ledger.goodput(self._clock.monotonic_s())
 
     # -- the end
@@ -453,7 +453,7 @@ class Run:
                 within(limit_s, self.checkpoints.close, what="saves in flight")
         except StrataError as error:
             log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is reported
-        except Exception:  # no other error replaces the training's error or its exit code either
+        except Exception:  # no other error may replace the training's error or its exit code either
             log.exception("a save was lost as well")
         finally:
             self._leave(code, reason)
@@ -492,7 +492,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if is_success(error):
-            # sys.exit(0) may end only this rank, as the end of a program may: do not wait for ever
+            # sys.exit(0), like the end of the program, may end only this rank: do not wait for the others for ever
             self.close(patient=error is None)
         else:
             assert error is not None

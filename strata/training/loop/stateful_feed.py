@@ -6,12 +6,12 @@ So each rank saves its loader's state in its part of a checkpoint, and continues
     state_dict() after `batches` batches of `epoch`  →  Snapshot  →  load_state_dict(), on the same rank
 
 A checkpoint counts the batches of *complete* steps. The loader may have given more, if a save comes in the middle of a
-step or the program left a loop. Then the checkpoint has the previous snapshot, and after a restore the batches between
-are drawn again and dropped.
+step or the program left a loop. Then the checkpoint has the previous snapshot. After a restore, the batches of complete
+steps that came after that snapshot are drawn again and dropped.
 
 A loader state after the last batch of an epoch is ambiguous until the next batch is requested: it may mean the end of
 that epoch or the start of the next. So after each snapshot the feed draws the next batch early. If there is one, it
-is handed out next, and the snapshot stays without it. If there is none, the snapshot is taken again.
+is handed out next, and the snapshot does not include it. If there is none, the snapshot is taken again.
 
 This module never imports torchdata: a program that has a torchdata loader has imported it.
 """
@@ -146,7 +146,7 @@ def _is_whole(sampler: Any) -> bool:
 
 
 def _of_torchdata(name: str) -> set[type]:
-    """Return torchdata's class of this name, not torch's: a StatefulDataLoader saves the state of torchdata's."""
+    """Return torchdata's class of this name, not torch's: a StatefulDataLoader saves only the state of torchdata's."""
     return types_named(name) - {getattr(sys.modules["torch.utils.data"], name)}
 
 
@@ -219,8 +219,8 @@ class StatefulFeed(OrdinaryFeed):
     def _pass_end(self, known: Snapshot) -> None:
         """Make the loader apply its restored state, so that the next iteration begins a new epoch.
 
-        The loader may draw from torch's generator for that; the random states are put back, so that the next epoch
-        draws as in a run without a restart.
+        The loader may draw from torch's generator meanwhile. So the random states are put back afterwards, and the
+        next epoch draws as in a run without a restart.
         """
         loader, random = self._stateful, rng.capture()
         if known.ended:
@@ -271,7 +271,8 @@ class StatefulFeed(OrdinaryFeed):
 class _Rest:
     """The remaining batches of an epoch; the next one may be drawn early.
 
-    A loader may draw from the random states. So after an early draw they are put back until the batch is handed out.
+    A loader may draw from the random states. So after an early draw the earlier random states are put back until
+    the batch is handed out.
     """
 
     def __init__(self, batches: Iterable[Any], *, ended: bool = False) -> None:

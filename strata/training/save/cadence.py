@@ -1,15 +1,15 @@
 """Save cadence: plans the next save every N steps, every N seconds, or at the cheapest interval (Young and Daly).
 
 All ranks must save at the same step, and between saves they exchange nothing: training continues without coordinators
-until a save is due. So the next save is planned as a *step*, from values that are equal on all ranks: those exchanged
-in the barrier of the previous save, which the checkpoint also stores. The time between failures is rank 0's; for the
-other times the slowest rank counts.
+until a save is due. So the next save is planned as a *step*, from values that are equal on all ranks. The ranks
+exchange these values in the barrier of the previous save, and the checkpoint stores them. The time between failures
+is rank 0's; for the other times the slowest rank counts.
 
-Without a rule, the interval follows Young and Daly. With C the cost of a save to the training, and M the mean time
-between failures, an interval of about sqrt(2 C M) loses the least time to saves and to repeated steps. M is estimated
-as (observed time + one day) / (failures + 1). The interval is never shorter than a commit takes. The first save comes
-after a few steps, to measure its cost, and to show a storage error at once. An interval is at most four times the
-previous one, since steps may become slower.
+Without a rule, the interval follows Young and Daly. Let C be the time that a save costs the training, and M the mean
+time between failures. Then an interval of about sqrt(2 C M) loses the least time to saves and to repeated steps. M is
+estimated as (observed time + one day) / (failures + 1). The interval is never shorter than a commit takes. The first
+save comes after a few steps, to measure its cost, and to show a storage error early. An interval is at most four
+times the previous one, since steps may become slower.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _cheapest_s(pace: Pace) -> tuple[float, str]:
 
 
 def time_between_failures(*, failures: int, began_s: float, now_s: float) -> float:
-    """Return the expected time to the next failure, after `failures` since `began_s`."""
+    """Return the expected time to the next failure, after `failures` failures since `began_s`."""
     return (max(0.0, now_s - began_s) + PRIOR_S) / (failures + 1)
 
 

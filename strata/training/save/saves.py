@@ -3,9 +3,9 @@
     due → barrier (each rank brings its pace, rank 0 the account) → all plan the next save → copy → train on
 
 Writing and commit continue in the background. A rank whose storage refuses a save *holds* it: the rank keeps the save
-and retries. If a rank holds a save, or its storage is too slow for another one, its barrier payload has the reason:
-no rank saves then, and training continues. Between two saves no coordinator is needed. A due save waits for the
-coordinators up to `save_wait_s`, and then raises.
+and retries. If a rank holds a save, or its storage is too slow for a further save, its barrier payload contains the
+reason. Then no rank saves, and training continues. Between two saves no coordinator is needed. A due save waits for
+the coordinators up to `save_wait_s`, and then raises.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ UNSAVED: Final = -1
 HELD_S: Final = 5.0
 """How long a failing run waits for saves in flight while a rank holds a save."""
 HELD: Final = "held"
-"""The payload key under which a rank brings to the barrier why it holds a save."""
+"""The payload key under which a rank reports at the barrier why it holds a save."""
 MUST: Final = "must"
-"""The payload key of a rank that saves even if some rank holds an earlier save, because it is at its end."""
+"""The payload key of a rank that saves even if some rank holds an earlier save, because its run is ending."""
 MAX_HELD_CHARS: Final = 120
 ROOM_S: Final = 3.0
-"""How long a due save waits for saves in flight; after that training continues without it."""
+"""How long a due save waits for saves in flight; after that, training continues without the due save."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -130,10 +130,10 @@ class Saves:
     ) -> CheckpointInfo:
         """Save the step that all ranks stop at; return once the state is copied. `Unavailable` once `over()` is true.
 
-        A rank gives up waiting for the others only when it ends: the copy may be a collective of all ranks.
+        A rank stops waiting for the others only when its process ends: the copy may be a collective of all ranks.
         """
         self._watch()
-        self._checkpoints.holds.drop()  # the newer state is the one to save while there is time
+        self._checkpoints.holds.drop()  # the remaining time is for the newer state
         within(None, self._checkpoints.settle, what="saves in flight", over=over)
         begun_s, payload = self._clock.monotonic_s(), self._payload(position.step, **{MUST: True})
         payloads = within(
@@ -146,7 +146,7 @@ class Saves:
     ) -> CheckpointInfo | None:
         """Save as `save` does; if a rank holds an earlier save, return None on all ranks instead."""
         self._watch()
-        # a rank whose part is written cannot know how long another rank's part is held: it waits only once
+        # a rank whose part is written cannot know how long another rank holds its part, so this wait is not repeated
         held = self._checkpoints.holds.wait_for_buffer(0.0 if self._skipped else ROOM_S)
         also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
         begun_s = self._clock.monotonic_s()
@@ -232,8 +232,8 @@ class Saves:
     ) -> None:
         """Repeat `wait` until it returns; report progress every few seconds, or this rank would count as stalled.
 
-        If `wait` times out although `done`, its error is raised. Held saves are dropped once this process is
-        `out_of_time`.
+        Once `done` is true, `wait` is called a last time, and its error is raised. Held saves are dropped once this
+        process is `out_of_time`.
         """
         report = self.teller(step)
         while True:

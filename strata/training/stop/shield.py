@@ -2,14 +2,15 @@
 
 A scheduler sends SIGTERM to every process of a job. A worker that died of it would end the rank just when the rank is
 about to save. Ignoring the signal is not enough, since torch installs a SIGTERM handler in its workers. So in a forked
-child these signals are blocked in every thread, and one thread takes them. From the parent they keep their effect
-(`Process.terminate()`); from any other process they are ignored.
+child these signals are blocked in every thread, and one thread takes them. A signal from the parent keeps its effect
+(`Process.terminate()`); a signal from any other process is ignored.
 
-The kernel keeps one pending signal of a kind: a signal of the parent is lost if another process's is still pending.
-That is harmless in practice: the thread takes signals at once, and between the two signals the rank stops and saves.
+Limit: the kernel keeps one pending signal of a kind, so the parent's signal is lost if another process's signal is
+still pending. This is harmless in practice: the thread takes a signal within moments, and between the two signals the
+rank stops and saves.
 
 A spawned child starts a new program, which no fork hook reaches. It inherits the blocked signals of the thread that
-starts it (`starting_children`), and its first act is to start the thread that takes the signals (`Shielded`, used as a
+starts it (`starting_children`). Then it first starts the thread that takes the signals (`Shielded`, used as a
 DataLoader's `worker_init_fn`).
 """
 

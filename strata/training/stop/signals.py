@@ -1,12 +1,12 @@
 """`PreemptSignals`: handles the signals by which a scheduler preempts a training.
 
-Python runs a signal handler in the main thread between two bytecode instructions, so not while that thread waits in a
-collective. So a separate thread reads the signal's number from the wakeup descriptor, which Python's C handler writes
-at once. If the program uses that descriptor itself (asyncio does), the Python handler writes the number instead, as
+Python runs a signal handler in the main thread between two bytecode instructions, and never while that thread waits in
+a collective. So a separate thread reads the signal's number from the wakeup descriptor, which Python's C handler writes
+immediately. If the program uses that descriptor itself (asyncio does), the Python handler writes the number instead, as
 soon as it runs.
 
-The first signal requests that all ranks stop. The second of its kind, or a signal in a world that has ended, has the
-effect it would have without Strata.
+The first signal requests that all ranks stop. A second signal of the same kind has the effect that it would have
+without Strata, and so has any signal in a world that has ended.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log: Final = logging.getLogger("strata.training")
 class PreemptSignals:
     """Calls `asked(number)` in a thread of its own when a signal arrives.
 
-    If `asked` returns False, nothing can handle the request, and the signal has its earlier effect. Must be made in the
-    main thread: in another thread signals cannot be handled, which is logged.
+    If `asked` returns False, nothing can handle the request, and the signal has its earlier effect. Must be made in
+    the main thread; in any other thread it only logs that signals cannot be handled.
     """
 
     def __init__(self, numbers: Sequence[int], asked: Callable[[int], bool]) -> None:
@@ -71,7 +71,7 @@ class PreemptSignals:
         _taking.remove(self)
         expose_children()
         ours, self._write = self._write, -1
-        os.close(ours)  # ends the listener, which closes the other end
+        os.close(ours)  # ends the listener; the listener closes the other end of the pipe
 
     def _take_wakeup(self) -> None:
         taken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -81,7 +81,7 @@ class PreemptSignals:
 
     def _restore(self) -> None:
         if self._owns_wakeup and (now := signal.set_wakeup_fd(-1)) not in {-1, self._write}:
-            signal.set_wakeup_fd(now)  # somebody took it after us
+            signal.set_wakeup_fd(now)  # other code set the descriptor after us
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL if before is None else before)

@@ -7,10 +7,10 @@ trainer's thread continues training:
                      │ begun            ▲ GO, WAIT or STOP
     agreement    proposals ─ meeting ─ answers ─ meeting ─ S, or the next round
 
-A rank that must leave does so at the commit of S, or at its own deadline, with code 75. A rank that stays waits at S
-until its agent ends it, even if the coordinators are unreachable, because other ranks may have learnt that they stop
-at S (PROTOCOLS 6.1). A save that is not committed within the grace is given up, which is logged as an error; the job
-then continues from the checkpoint before.
+A rank that must leave exits with 75 when S, the agreed step, is committed, or at its own deadline. A rank that stays
+waits at S until its agent ends it, even if the coordinators are unreachable. It must not train on, because other
+ranks may already know that they stop at S (PROTOCOLS 6.1). A save that is not committed within the grace is dropped,
+which is logged as an error; the job then continues from the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAVE_S: Final = 0.5
 WARN_S: Final = 1.0
 """How long before its deadline a leaving rank that has not saved logs the reason."""
 HELD_S: Final = 5.0
-"""How long after its deadline a process with a hanging trainer's thread ends itself: it may have no agent to end it."""
+"""How long after its deadline a process ends itself if its trainer's thread hangs: it may have no agent to end it."""
 CLOSING_S: Final = 2.0
 """The maximum time for which a rank that is done waits for the delivery of its closing message."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
@@ -86,9 +86,9 @@ class Stopper:
         """The thread that reports that this rank closes."""
         self._ended = False
         self.stopping = False
-        """Whether this rank is at the common step, or leaves: a newer world no longer changes its course."""
+        """Whether this rank has stopped at the common step, or leaves: a newer world no longer changes that."""
         self.saving = False
-        """Whether this rank saves the common step: a signal that would end it waits until its mark is in storage."""
+        """Whether this rank saves the common step: a signal that would end it waits until its marker is in storage."""
         self.leaving = False
         """Whether this process leaves because of the notice."""
         self._forget = self._context.observe_world(self._on_world)
@@ -99,7 +99,7 @@ class Stopper:
         return self._leaves() and left_s is not None and left_s <= grace_s
 
     def _leaves(self) -> bool:
-        """Return whether this process must leave; a wider notice may change that at any moment. Any thread."""
+        """Return whether this process must leave; a notice to more members may change this at any time. Any thread."""
         with self._changed:
             return meaning(self._notice, self._context.worker_id) is Meaning.LEAVE
 
@@ -146,7 +146,7 @@ class Stopper:
             while not self._round():
                 pass
         except StrataError as error:
-            # a rank or the world has ended: the barrier breaks for all ranks, and that releases those that hold
+            # a rank or the world has ended: the barrier breaks for all ranks, which releases the waiting ranks
             log.warning("no common step to stop at: %s", error.message)
             with self._changed:
                 self._agreement = self._agreement.released()
@@ -203,14 +203,14 @@ class Stopper:
         self._pass(step - 1)
 
     def completed(self, step: int) -> None:
-        """The same for the step after `step`, which counts as begun for the other ranks from here.
+        """Do the same as `begins` for the step after `step`, which now counts as begun for the other ranks.
 
-        Its batch is not drawn yet, so a save at this point continues with the same random numbers.
+        The batch of that step is not drawn yet, so a save at this point continues with the same random numbers.
         """
         self._pass(step)
 
     def _pass(self, step: int) -> None:
-        """Return if the step after `step` may begin, else stop here. Only other ranks' answers end a hold, no clock."""
+        """Return once the step after `step` may begin, else stop here. The wait for other ranks has no time limit."""
         while True:
             with self._changed:
                 self._agreement, next_step = self._agreement.begin(step)
@@ -265,7 +265,7 @@ class Stopper:
     def _save(self) -> None:
         """Return once the common step is committed; `Unavailable` if this process must leave before that.
 
-        A rank that stays waits out an outage of the coordinators of any length: ending would count as a failure.
+        A rank that stays waits through an outage of the coordinators of any length: its exit would count as a failure.
         """
         info, self.saving = None, True
         report = self._run.saves.teller(self._run.step)
@@ -273,7 +273,7 @@ class Stopper:
         def over() -> bool:
             with contextlib.suppress(
                 StaleGeneration
-            ):  # a newer world may follow the commit at once: only this rank's mark is left to write
+            ):  # a newer world may follow the commit immediately: only this rank's marker is left to write
                 report()
             return self.out_of_time()
 
@@ -295,7 +295,7 @@ class Stopper:
         notice, left_s = self._notice, self._left_s()
         assert notice is not None, "nobody leaves before a notice"
         self.leaving = self.stopping = self._ended = True
-        # saves not written by then are given up, and the process ends
+        # saves not written by then are dropped, and the process ends
         self._run.abandon(notice.reason, code=Preempted.code, limit_s=max(LEAVE_S, left_s or 0.0))
         raise Preempted(f"stopped after step {step}: {notice.reason}")
 
@@ -310,7 +310,7 @@ class Stopper:
             self._closing = closing
 
     def _close(self) -> None:
-        """Arrive at a barrier alone, which puts the closing into the leader's view; the first rank's is enough."""
+        """Report the closing to the leader by arriving alone at a barrier; the report of one rank is enough."""
         with contextlib.suppress(StrataError):
             self._context.barrier(CLOSING_BARRIER, ranks=[self._context.rank])
 

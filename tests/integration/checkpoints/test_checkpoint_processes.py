@@ -131,9 +131,9 @@ logging.disable()
 FAILS_AFTERWARDS = """
 import sys
 import strata
-def tidy(self):
+def collect(self):
     raise strata.StorageError("no room to tidy")
-strata.CheckpointManager._tidy = tidy
+strata.CheckpointManager._collect_garbage = collect
 ckpt = strata.CheckpointManager(sys.argv[1])
 ckpt.save(b"x", 1)
 """
