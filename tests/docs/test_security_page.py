@@ -38,14 +38,12 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"{MAX_MESSAGE_BYTES >> 20} MiB; the answer to a unary call {ANSWER_BYTES >> 10} KiB" in PAGE
     debts = DebtLimits()
     assert f"{debts.each_bytes >> 20} MiB; then `RESOURCE_EXHAUSTED`" in PAGE
-    assert f"{debts.longest_s:.0f} s, {debts.all_bytes >> 20} MiB of all callers" in PAGE
+    assert f"{debts.longest_s:.0f} s; {debts.all_bytes >> 20} MiB. A connection above the age" in PAGE
     review_s = next(each.default for each in settings(CoordinatorConfig) if each.toml == "auth.review_s")
-    assert f"every {review_s:.0f} s (`auth.review_s`)" in PAGE
-    assert f"{RATE.per_s:.0f} a second, {RATE.burst:,.0f} at once" in PAGE
+    assert f"up to {review_s:.0f} s (`auth.review_s`)" in PAGE
+    assert f"{RATE.per_s:.0f} a second, bursts of {RATE.burst:,.0f}" in PAGE
     assert f"| sessions of one identity at a replica | {MOST_OPEN['sessions']} |" in PAGE
     assert f"| watches of one identity at a replica | {MOST_OPEN['watches']} |" in PAGE
     assert f"| calls under way on one session | {Limits().calls} |" in PAGE
-    assert (
-        f"{OUTBOX_LIMIT:,} messages, {SERVED_BYTES >> 20} MiB; then that stream ends; {QUEUE_EVENTS:,} events"
-        in PAGE
-    )
+    assert f"{OUTBOX_LIMIT:,} messages, {SERVED_BYTES >> 20} MiB; then that stream ends" in PAGE
+    assert f"| unread events of a watch | {QUEUE_EVENTS:,}; then" in PAGE

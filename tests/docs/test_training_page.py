@@ -129,8 +129,8 @@ def test_every_argument_of_init_is_explained(name: str) -> None:
 
 
 def test_a_weighted_loss_has_another_scale_than_the_loss_as_the_page_says() -> None:
-    assert "Log the loss as it was before that" in PAGE
-    assert "with\n`accumulate=4` about a quarter" in PAGE
+    assert "Log the loss without the weight" in PAGE
+    assert "about a quarter with `accumulate=4`" in PAGE
     whole, halved = (
         [piece.weight for piece in ElasticSampler(62, global_batch=31, most=most).pieces(0, size, done=0)]
         for most, size in ((8, 1), (8, 2))
