@@ -9,8 +9,8 @@ observer resumes at the end of its history file. On SIGTERM it first catches up 
 `observer.ended` whether it succeeded. Only if it succeeded does a key's absence from the record prove that the key
 was absent from etcd.
 
-It also reads the leader key linearizably about twice a second: `observer.sample`. A sample dates revisions: revisions
-above the sample's revision were committed after the read began (`t0`), all others before it ended (`t1`).
+It also reads the leader key linearizably about twice a second: `observer.sample`. Samples give revisions their times: a
+revision above the sample's was committed after the read began (`t0`); any other was committed before it ended (`t1`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from strata_chaos.history import History, HistoryWriter, Outcome, Record
 SAMPLE_S: Final = 0.5
 RETRY_S: Final = 0.5
 CATCH_UP_S: Final = 20.0
-"""Limit for catching up at the end; above 15 s, after which a silent watch is reopened on another member."""
+"""Limit for catching up at the end. It is longer than 15 s, when a silent watch is reopened on another member."""
 CLIENT: Final = "observer"
 
 
@@ -87,8 +87,9 @@ class Observer:
     ) -> None:
         """Record until `stop` is set; then continue until all earlier writes are recorded.
 
-        If `start_revision` is 0, begin with a list of the present keys. If `listed_at` is set, begin with a list of
-        the keys at that revision: the revision of the snapshot from which etcd began this `life`.
+        `life` counts the times that etcd was lost and came back. If `start_revision` is 0, begin with a list of the
+        present keys. If `listed_at` is set, begin with a list of the keys at that revision, which is the revision of
+        the snapshot that etcd was restored from.
         """
         self._note("observer.started", prefix=self._prefix, start_revision=start_revision, life=life)
         if listed_at and not self.seen.revision:

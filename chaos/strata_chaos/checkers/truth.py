@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
     `restoring`: a restore was in progress; a restore may write keys that replicas must not write. `unserved`: etcd
     had been lost, and no restore had ended yet. A transaction that was in flight at the loss may then take effect in
-    an older snapshot, and no client gets its result.
+    the etcd restored from an older snapshot, and no client gets its result.
     """
 
     revision: int
@@ -124,7 +124,7 @@ class Clock:
     life: int = 1
 
     def sample(self, revision: int, t0: float) -> None:
-        """Note that a linearizable read in this life, begun at `t0`, returned `revision`."""
+        """Record that a linearizable read in this life, begun at `t0`, returned `revision`."""
         revision = at(self.life, revision)
         if not self._revisions or revision > self._revisions[-1]:
             self._revisions.append(revision)
@@ -139,9 +139,9 @@ class Clock:
 
 
 def changes(records: Iterable[Record], state: State, life: int = 1) -> Iterator[Change | Record]:
-    """Yield one life's transactions, and the observer's other records unchanged. `state` precedes each transaction.
+    """Yield one life's transactions, and the observer's other records unchanged.
 
-    The caller applies a change to `state` before it takes the next one.
+    The caller must apply each change to `state` before it takes the next one.
     """
     pending: list[Record] = []
     make = _Changes(life)

@@ -13,8 +13,8 @@ from strata_chaos.faults.schedule import PlannedFault
 class Injury:
     """One planned fault, its effect and the recovery from it. Times are in seconds.
 
-    `leader_s`: from the injection to a new leader's epoch, if there was one. `barrier_s`: until every job had its
-    next barrier releases, counted from the injection; with `barrier_needed_healing`, counted from healing. `whole_s`:
+    `leader_s`: from the injection to a new leader's epoch, if there was one. `barrier_s`: until a
+    barrier of every job was released, from the injection, or from healing if `barrier_needed_healing` is true. `whole_s`:
     from healing until the system was healthy again; None if another fault started before that.
     """
 

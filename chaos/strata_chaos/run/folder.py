@@ -3,7 +3,7 @@
 run.json      the scenario, the seed, the plan, the versions: enough to repeat the run
 *.jsonl       the histories of observer, nemesis, each workload and its clients
 report.txt    the report for people; report.json holds the same for programs
-logs/         the logs of every process
+logs/         the logs of the run's own programs: observer, workloads, clients
 cluster/      etcd's data and the cluster's logs; removed after a run that passed, unless kept
 """
 

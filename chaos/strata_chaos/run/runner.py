@@ -166,7 +166,7 @@ OBSERVED = ("recovery", "processes", COMPLAINTS)
 
 
 def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:
-    """Return the result with the findings of checkers and expectations in the histories added."""
+    """Return the result plus the findings that checkers and expectations made in the histories."""
     verdict = judge(folder.path)
     found = [
         Finding(checker=f"{v.checker}/{v.rule}", message=v.message, evidence=v.evidence)

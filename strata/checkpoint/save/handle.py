@@ -100,7 +100,7 @@ class CheckpointInfo:
         return self
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the save is committed, before `committed` is set.
+        """Call `callback` after the commit, before waiters on the event `committed` wake.
 
         If the save is committed already, call it in this thread. Otherwise the writing thread calls `callback`: it
         must not block, and its exception is only logged.
@@ -120,7 +120,7 @@ class CheckpointInfo:
         return not self.done
 
     def give_way(self) -> None:
-        """Abort this save on all ranks, while it or an earlier save is held; the save counts as dropped, not failed."""
+        """Abort this save on all ranks, since it or an earlier save waits for storage. It counts as dropped, not failed."""
         self.gives_way = True
         self.cancelled.set()
 

@@ -50,7 +50,7 @@ def decide_pin(job: JobView, *, step: int, attempt: str, who: str, why: str) -> 
 
 
 def decide_unpin(job: JobView, *, step: int, attempt: str) -> Decision:
-    """End the protection of a checkpoint; settled if there is no pin."""
+    """End the protection of a checkpoint. Without a pin there is nothing to write."""
     key = job.keys.pin(step, attempt)
     revision = job.view.mod_revision(key)
     if not revision:

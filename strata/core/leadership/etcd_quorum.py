@@ -85,7 +85,10 @@ def leader_id(peers: Sequence[Peer]) -> int:
 
 
 def electing(peers: Sequence[Peer]) -> bool:
-    """Return whether the answering voters do not yet follow one leader: an election takes a second or two."""
+    """Return whether the answering voters do not follow one leader yet.
+
+    The caller waits then, since an election takes a second or two.
+    """
     answers = [peer.answer for peer in voters(peers) if peer.answer is not None]
     return any(not answer.leader_id or answer.raft_term < _newest_term(peers) for answer in answers)
 
@@ -180,9 +183,9 @@ def may_remove(peer: Peer, peers: Sequence[Peer], *, even_if_healthy: bool = Fal
 
 
 def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
-    """Return whether `name` may be added: it is no member now, and may have been removed for replacement.
+    """Return whether `name`, which is no member, may be added: whether a voter seems to have been removed.
 
-    Replacement removes one voter of an odd number and leaves only healthy ones.
+    A replacement removes one voter. So the voters that are left are healthy, and their number is even.
     """
     members = ", ".join(peer.label for peer in peers)
     if sick := findings(peers):

@@ -2,8 +2,8 @@
 
 torch gives a rendezvous handler addresses and numbers of nodes. The number of workers, the restart limit and the failed
 workers are local variables of torch's own functions, which are on the stack whenever the handler is called. This module
-only reads them. With a launcher without these functions, or a torch that renames them, Strata loses only the checks and
-the names based on them.
+only reads them. If a launcher or a later torch has no such functions, Strata cannot check these
+settings or name the failed workers; everything else works.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """The agent's own specification of its workers; torchrun or any other program may have made the agent."""
+    """The agent's specification of its workers. It exists under every launcher, while `Launch` is torchrun's alone."""
 
     slots: int
     role: str
@@ -35,7 +35,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """A worker that failed, by its global rank: its exit code, or minus the signal that ended it."""
+    """A failed worker. `code`: its exit code, or the negative number of the signal that ended it."""
 
     rank: int
     code: int
