@@ -23,9 +23,9 @@ ACTIVITIES: Final = frozenset({DATA, COLLECTIVE, STORAGE, CODE})
 _FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]*)", line \d+ in (?P<function>.+)$')
 _PYTHONS_OWN: Final = re.compile(r"/python3(\.\d+)?/(?!(site|dist)-packages/)")
 _COLLECTIVES: Final = re.compile(r"/torch/distributed/(?!checkpoint/)|/jax/experimental/multihost_utils\.py$")
-_BARRIERS: Final = re.compile(r"/strata/client/(rank|loop|barriers)\.py$")
+_BARRIERS: Final = re.compile(r"/strata/client/(event_loop|rank/(rank_client|barriers))\.py$")
 _SAVES: Final = re.compile(
-    r"/strata/(checkpoint|client/checkpoint\w*|training/saves)\b|/torch/distributed/checkpoint/"
+    r"/strata/(checkpoint|client/checkpoints|training/save)/|/torch/distributed/checkpoint/"
 )
 _LOADERS: Final = re.compile(r"/torch/utils/data/")
 

@@ -243,7 +243,7 @@ class Training:
         background = (
             "Thread 0x00007f01 (most recent call first):\n"
             '  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
-            f'  File "{SITE}/strata/client/loop.py", line 60 in _run\n\n'
+            f'  File "{SITE}/strata/client/event_loop.py", line 60 in _run\n\n'
         )
         lines = "".join(
             f'  File "{file}", line {line} in {name}\n'

@@ -1,4 +1,4 @@
-"""Ranks of one world as threads of one process: `strata.training.rank_context.Peers` without a network."""
+"""Ranks of one world as threads of one process: `strata.training.rank_context.RankContext` without a network."""
 
 from __future__ import annotations
 
