@@ -68,7 +68,9 @@ NOT_YET = frozenset(
     for name in ("fake_rank", "rank/test_connect", "rank/test_rank_client", "rank/test_rank_ending")
 )
 """These tests use the internals of the rank's client, and go when that is replaced."""
-OF_LIBRARIES = frozenset({"_exit", "_metadata", "_rebuild_tensor_v2", "_sleep", "_utils", "_version"})
+OF_LIBRARIES = frozenset(
+    {"_current_frames", "_exit", "_metadata", "_rebuild_tensor_v2", "_sleep", "_utils", "_version"}
+)
 """Private names of Python and of torch that have no public counterpart."""
 BY_NAME = frozenset({"delattr", "getattr", "hasattr", "setattr"})
 
