@@ -17,7 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".strata" / "versions"
 PYTHONS = ("python3.11", "python3.14")
-SHOWN = ("grpcio", "protobuf", "msgspec", "rich", "structlog", "typer", "xxhash", "numpy", "torch")
 
 
 def lower_bounds() -> list[str]:
