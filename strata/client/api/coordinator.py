@@ -193,7 +193,10 @@ class CoordinatorClient:
         return answer
 
     def members(self) -> list[Member]:
-        """Return the job's members, standbys included, with the progress of their ranks."""
+        """Return the job's members, standbys included, with the progress of their ranks.
+
+        Another client's change may be missing for a moment: each replica answers such reads from its own view.
+        """
         return list(self.call_whole(ListMembersRequest(job=self.job)).members)
 
     def datasets(self) -> list[Dataset]:

@@ -19,7 +19,9 @@ from strata import errors
 from strata.client.rank.rank_client import RankClient
 from strata.core.stop.last_step import BEGIN_BARRIER
 from strata.devcluster.local_cluster import LocalCluster
+from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, GetWorldRequest
+from tests.polling import until
 
 LIMIT_S = 30.0
 
@@ -125,12 +127,10 @@ def test_requests_ride_on_the_session(trainers: Trainers) -> None:
 
 def test_a_job_whose_trainers_all_finished_is_done(trainers: Trainers) -> None:
     trainers.join(2)
-    trainers.all(lambda x: x.close())
+    assert trainers.all(lambda x: x.close()) == [None, None]
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
-        assert client.members() == []
-        deadline = time.monotonic() + LIMIT_S
-        while client.job_status().phase != JOB_PHASE_DONE:
-            assert time.monotonic() < deadline
+        until(lambda: not client.members(), "a replica still shows a member of the finished job")
+        until(lambda: client.job_status().phase == JOB_PHASE_DONE, "a replica does not show the job as done")
     with pytest.raises(errors.Refused, match="done"):
         strata.connect(trainers.cluster.endpoints, job=trainers.job, timeout_s=LIMIT_S)
 
@@ -203,7 +203,7 @@ def test_a_world_that_does_not_form_is_said_to_be_the_reason(cluster: LocalClust
         strata.connect(cluster.endpoints, job=job, worker_id="w0", min_workers=2, timeout_s=1.5)
     assert "more members" in error.value.hint
     with strata.CoordinatorClient.connect(cluster.endpoints, job=job) as client:
-        assert client.members() == [], "it left"
+        until(lambda: not client.members(), "a replica still shows the member that left")
 
 
 def test_heartbeats_make_a_member_and_silence_unmakes_it(cluster: LocalCluster, job: str) -> None:
@@ -342,4 +342,9 @@ def test_all_ranks_reach_a_preemption_at_the_same_step(trainers: Trainers, tmp_p
     (stopped,) = set(trainers.pool.map(train, ranks, timeout=LIMIT_S))
     request.result(LIMIT_S)
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
-        assert client.latest_checkpoint().step == stopped
+        until(
+            lambda: any(
+                c.step == stopped and c.state == CHECKPOINT_STATE_COMMITTED for c in client.checkpoints()
+            ),
+            "a replica does not show the committed checkpoint",
+        )
