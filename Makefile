@@ -6,17 +6,17 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
-# Tests, the demo and chaos start interpreters by the hundred: compiling Strata anew in each takes a third of its start.
+# Tests, the demo and chaos start interpreters by the hundred: compiling Strata again in each takes a third of its start.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that take long wait for other processes, so there may be more of these than cores.
 TEST_PROCESSES := 3
 PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-# `make test`: the users' journeys of the layers that start real processes, and all other layers; nothing slow.
+# `make test`: the users' journeys among the tests that start real processes, and all other tests; nothing slow.
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts web/*.py)
 
 .PHONY: help test test-all test-versions new-adr abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
-  format lint types floors generated house durations
+  format lint types layers generated tree durations
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,13 +36,13 @@ test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
 test-versions: ready ## run the unit tests with the oldest and the newest Python and libraries (ARGS="--only oldest")
 	@$(PY) scripts/test_versions.py $(ARGS)
 
-abuse: ready etcd ## attack a replica while others use it: one attack at a time, for it measures what the others notice
+abuse: ready etcd ## attack a replica while others use it: one attack at a time, because it measures the effect on other clients
 	@$(PY) -m pytest -n 0 -m abuse tests/integration/abuse $(ARGS)
 
 soak: ready etcd ## seeds, schedules, crashes, rank kills and chaos until the time is over (ARGS="--hours 2")
 	@$(PY) -m tests.soak $(ARGS)
 
-check: format lint types floors generated house durations ## format, lint, types, layers, generated code, house rules, slow tests
+check: format lint types layers generated tree durations ## format, lint, types, layers, generated code, tree rules, slow tests
 
 format: ready
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -53,14 +53,14 @@ lint: ready
 types: ready
 	@$(BIN)/mypy $(SOURCES)
 
-floors: ready
+layers: ready
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 generated: ready
 	@scripts/gen-proto --check
 	@scripts/gen-api --check
 
-house: ready
+tree: ready
 	@$(PY) scripts/check_tree.py
 
 durations: ready
@@ -72,7 +72,7 @@ demo: ready etcd ## train on three coordinators and etcd members while processes
 bench: ready etcd ## run the benchmarks
 	@$(PY) -m benchmarks $(ARGS)
 
-chaos: ready etcd ## break a running cluster on purpose and judge what held (ARGS="--scenario mixed --seed 7")
+chaos: ready etcd ## inject faults into a running cluster and judge the record (ARGS="--scenario mixed --seed 7")
 	@$(PY) -m strata_chaos run $(ARGS)
 
 proto: ready ## regenerate strata/v1 and strata/etcdapi from proto/

@@ -85,7 +85,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> Rounds:
         back = {name: np.zeros_like(array) for name, array in state.items()}
         manager.restore(back)
     if any(not np.array_equal(back[name], state[name]) for name in state):
-        raise RuntimeError("another state came back than was saved")
+        raise RuntimeError("the restored state differs from the saved one")
     return found
 
 

@@ -1,4 +1,4 @@
-"""How soon the survivors are told that somebody died, under `strata run` on a local cluster.
+"""How soon the survivors learn of a death, under `strata run` on a local cluster.
 
     python -m benchmarks.detection [--json FILE] [--rounds 30] [--detect-s 5]
 
@@ -75,7 +75,7 @@ class Nodes:
         self._talkers["a"].join()
         self._talkers["a"] = self._start("a")
 
-    def told(self, after: int) -> float:
+    def notified(self, after: int) -> float:
         """Return the moment at which the second node got a generation newer than `after`."""
 
         def newer(events: list[Event]) -> float:
@@ -100,7 +100,7 @@ def measure(nodes: Nodes, rounds: int, harm: Callable[[int], None], mend: Callab
         generation = nodes.settled()
         began = time.monotonic()
         harm(generation)
-        found.append(nodes.told(generation) - began)
+        found.append(nodes.notified(generation) - began)
         mend()
     return sorted(found)
 

@@ -43,7 +43,7 @@ def memory_kib(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Private_Dirty:"):
             return int(line.split()[1])
-    raise RuntimeError("the kernel does not say what is private")
+    raise RuntimeError("the kernel reports no private memory")
 
 
 def revision(endpoints: Sequence[str]) -> int:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.leader_failover [--json FILE] [--signal KILL|STOP|TERM] [--kills 20]
 
-Three coordinators over etcd, and a job whose members are only keys. In each round the leader is harmed and a member's
-key is deleted at the same moment, so that a new generation is due at once. The time ends when etcd shows the head that
+Three coordinators over etcd, and a job whose members are only keys. In each round the leader gets a signal and a
+member's key is deleted at the same moment, so that a new generation is due at once. The time ends when etcd shows the head that
 the next leader wrote under its fence.
 
 - killed: SIGKILL; a follower finds its port refused and deposes it
@@ -196,8 +196,8 @@ def main() -> int:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--signal", choices=sorted(SIGNALS.values()), help="only this harm")
-    parser.add_argument("--kills", type=int, help="how often the leader is harmed, in each way")
+    parser.add_argument("--signal", choices=sorted(SIGNALS.values()), help="only this signal")
+    parser.add_argument("--kills", type=int, help="rounds for each signal")
     parser.add_argument("--etcd-members", type=int, default=3, choices=(1, 3))
     options = parser.parse_args()
     rounds = {

@@ -7,7 +7,7 @@ and torchrun with its c10d rendezvous alternate, `--rounds` times. In each turn 
 different one each time, always after `--calm-s` of training. By then `strata run` has its next processes warm;
 without that pause every kill would wait for torch's import, as under torchrun. Two times are taken:
 
-- told: until the other nodes' agents get the new world (Strata only: torchrun's agents log nothing)
+- notified: until the other nodes' agents get the new world (Strata only: torchrun's agents log nothing)
 - again: until every rank has trained a step in a new process
 
 torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts sometimes fail. At the end of each Strata
@@ -40,13 +40,13 @@ from tests.processes import Event, Record, Talker
 ROOT = Path(__file__).resolve().parent.parent
 NODES = 3
 STEADY = 3
-"""Steps that every rank trains before the next one is harmed."""
+"""Steps that every rank trains before the next rank is killed or frozen."""
 LIMIT_S = 120.0
 FROZEN_LOOK_S = 60.0
 AGAIN_S = 5.0
-TOLD_P99_S = 1.5
+NOTIFIED_P99_S = 1.5
 FROZEN_SLACK_S = 6.0
-TOLD = frozenset({"world.joining", "world.waiting"})
+NOTIFYING = frozenset({"world.joining", "world.waiting"})
 
 
 class Training(Protocol):
@@ -94,12 +94,12 @@ class UnderStrata:
             command += ["--log-format", "json", "--", *_program("strata", folder / str(number))]
             self._talkers.append(Talker(command, name=name, record=self.record, env=_environment()))
 
-    def told(self, after: float, victim: int) -> list[float]:
+    def notified(self, after: float, victim: int) -> list[float]:
         """Return when each other node got a changed world, after the moment `after`."""
         source = next(e["source"] for e in self.record.of("rank.started") if e["pid"] == victim)
         first: dict[str, float] = {}
         for event in self.record.events:
-            if event["event"] in TOLD and event["source"] != source and event["heard"] > after:
+            if event["event"] in NOTIFYING and event["source"] != source and event["heard"] > after:
                 first.setdefault(event["source"], float(event["heard"]))
         return list(first.values())
 
@@ -168,7 +168,7 @@ def strata_turn(training: UnderStrata, kills: int, calm_s: float, found: dict[st
     for number in range(kills):
         began, again_s, victim = harmed(training, number % NODES, signal.SIGKILL, calm_s=calm_s)
         found["again"].append(again_s)
-        found["told"] += [at - began for at in training.told(began, victim)]
+        found["notified"] += [at - began for at in training.notified(began, victim)]
     _, again_s, _ = harmed(training, 1, signal.SIGSTOP, calm_s=calm_s)
     found["frozen"].append(again_s)
 
@@ -185,7 +185,7 @@ def run(
     rounds: int, kills: int, calm_s: float, detect_s: float
 ) -> tuple[dict[str, list[float]], list[float], float | None]:
     """Return the measurements of Strata, of torchrun, and of torchrun with a frozen rank."""
-    ours: dict[str, list[float]] = {"again": [], "told": [], "frozen": []}
+    ours: dict[str, list[float]] = {"again": [], "notified": [], "frozen": []}
     theirs: list[float] = []
     theirs_frozen: float | None = None
     with tempfile.TemporaryDirectory() as name, ExitStack() as ending:
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     frozen_s = args.detect_s + FROZEN_SLACK_S
     met = (
         figures["again"]["p99_s"] <= AGAIN_S
-        and figures["told"]["p99_s"] <= TOLD_P99_S
+        and figures["notified"]["p99_s"] <= NOTIFIED_P99_S
         and figures["frozen"]["max_s"] <= frozen_s
     )
     stuck = f"not within {FROZEN_LOOK_S:g} s" if theirs_frozen is None else f"{theirs_frozen:.1f} s"
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f" p99 {figures['again']['p99_s']:.1f} s"
         f" (torchrun c10d p50 {figures['torchrun_again']['p50_s']:.1f} s,"
         f" {ratio:.1f} times as long, {ratios[0]:.1f} to {ratios[-1]:.1f});"
-        f" survivors told p99 {figures['told']['p99_s']:.2f} s;"
+        f" survivors notified p99 {figures['notified']['p99_s']:.2f} s;"
         f" rank frozen under gloo (detect_s {args.detect_s:g}): max {figures['frozen']['max_s']:.1f} s"
         f" (torchrun: {stuck})"
     )
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "torchrun_frozen_s": theirs_frozen,
         "ratio_median": round(ratio, 2),
         "summary": summary,
-        "goal": f"again ≤ {AGAIN_S:g} s, told p99 ≤ {TOLD_P99_S:g} s, frozen ≤ {frozen_s:g} s",
+        "goal": f"again ≤ {AGAIN_S:g} s, notified p99 ≤ {NOTIFIED_P99_S:g} s, frozen ≤ {frozen_s:g} s",
         "met": met,
         "measured_s": round(time.monotonic() - began),
         "versions": {"python": platform.python_version()},

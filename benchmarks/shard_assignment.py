@@ -81,7 +81,7 @@ def main() -> int:
     )
     body = {
         "benchmark": "shard_assignment",
-        "goal": f"≤ {GOAL_MS:g} ms; one that leaves moves ≤ {MOVED_GOAL} x its share, load ≤ {BOUND_GOAL} of the mean",
+        "goal": f"≤ {GOAL_MS:g} ms; a departing member moves ≤ {MOVED_GOAL} x its share, load ≤ {BOUND_GOAL} of the mean",
         "met": leave["p50_ms"] <= GOAL_MS
         and leave["moved_of_its_share"] <= MOVED_GOAL
         and leave["max_over_mean"] <= BOUND_GOAL,

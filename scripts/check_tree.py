@@ -1,8 +1,8 @@
 """Rules for the tree that no linter knows, checked over the files that git tracks.
 
-- a hand-written .py or .proto file has at most 500 lines: a longer one holds two ideas, so split it;
+- a hand-written .py or .proto file has at most 500 lines: split a longer one;
 - no file names a registry's host or a path of one machine: a clone gets both from its environment;
-- a folder has at most 18 files: a larger one holds two concepts, so split it;
+- a folder has at most 18 files: split a larger one;
 - no identifier has a retired word: docs/glossary.md has the word that the field uses;
 - a unit test of the coordinator, the core, the client or checkpoints uses no private name of the product: it tests
   the module's promises, so that the implementation can change.
@@ -166,7 +166,7 @@ def main() -> int:
     found = [*crowded(names), *(problem for name in names for problem in problems(name))]
     for problem in found:
         print(problem)
-    print(f"house rules: {len(names)} files, {len(found)} problems")
+    print(f"tree rules: {len(names)} files, {len(found)} problems")
     return 1 if found else 0
 
 

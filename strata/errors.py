@@ -126,7 +126,7 @@ class ClusterRestored(ClusterReplaced):
     """The control plane was restored or rebuilt since this session began: start a new session, without its token."""
 
     code = "CLUSTER_RESTORED"
-    default_hint = "connect again: the catalog and the jobs are there, worlds begin anew"
+    default_hint = "connect again: the catalog and the jobs are there, worlds form again"
 
 
 class NotLeader(StrataError):

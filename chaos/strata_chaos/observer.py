@@ -248,10 +248,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--etcd", required=True, help="etcd's endpoints: a:2379,b:2379")
     parser.add_argument("--cluster", default="default")
     for name in ("ca", "cert", "key"):
-        parser.add_argument(f"--etcd-{name}-file", type=Path, help="where etcd demands certificates")
+        parser.add_argument(f"--etcd-{name}-file", type=Path, help="if etcd demands certificates")
     parser.add_argument("--history", required=True, type=Path)
-    parser.add_argument("--start-revision", type=int, default=1, help="0: begin with a list of what is there")
-    parser.add_argument("--life", type=int, default=1, help="which one of etcd's lives this run is at")
+    parser.add_argument(
+        "--start-revision", type=int, default=1, help="0: begin with a list of the existing keys"
+    )
+    parser.add_argument("--life", type=int, default=1, help="the number of etcd's life, from 1")
     parser.add_argument("--listed-at", type=int, default=0, help="begin with a list of this revision")
     return parser.parse_args(argv)
 

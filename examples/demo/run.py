@@ -236,9 +236,9 @@ class Demo:
         for name, value in self.rows:
             console.print(f"[bold]{name:<{width}}[/bold]  {value}", soft_wrap=True)
         for shortfall in self.shortfalls:
-            console.print(f"[red]fell short: {shortfall}[/red]")
+            console.print(f"[red]failed: {shortfall}[/red]")
         console.print(
-            "[green]everything held[/green]" if not self.shortfalls else "[red]not everything held[/red]"
+            "[green]all checks passed[/green]" if not self.shortfalls else "[red]not all checks passed[/red]"
         )
         return 0 if not self.shortfalls else 1
 

@@ -222,7 +222,7 @@ class Agent:
         await self.reports.told(REPORT_S)
         if not self.reports.all_delivered:
             log.warning(
-                "agent.end_untold", reason=f"no coordinator hears it; waiting {EXIT_REPORT_S:g} s for one"
+                "agent.exit_unreported", reason=f"no coordinator reached; waiting {EXIT_REPORT_S:g} s for one"
             )
             waits = [asyncio.ensure_future(self.reports.told(EXIT_REPORT_S - REPORT_S))]
             if shorten_deadline is not None:

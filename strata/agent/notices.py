@@ -68,6 +68,6 @@ async def request_common_stop(
     except Unavailable:
         raise
     except StrataError as error:
-        log.warning("run.nobody_asked", reason=str(error))
+        log.warning("run.no_stop_requested", reason=str(error))
         return None
     return response.notice if response.HasField("notice") else None

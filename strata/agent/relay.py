@@ -50,7 +50,7 @@ EXIT_S: Final = 30.0
 
 log = get_logger()
 
-INSTANCE = "supervisor"
+INSTANCE = "agent"
 
 
 class Upstream(forwarding.Upstream, Protocol):
@@ -317,7 +317,7 @@ class _RankHandler(Carrier):
 
     def check_arrival(self, arrival: Arrival) -> None:
         if list(arrival.ranks) != [self.rank] or arrival.generation != self.generation:
-            raise InvalidArgument(f"rank {self.rank} of generation {self.generation} arrives for itself only")
+            raise InvalidArgument(f"rank {self.rank} of generation {self.generation} arrives only for itself")
 
     def progress(self, progress: Progress) -> None:
         mine = [one for one in progress.ranks if one.rank == self.rank]
@@ -331,7 +331,7 @@ class _RankHandler(Carrier):
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         mine = (rank_exit.rank, rank_exit.generation) == (self.rank, self.generation)
         if not mine or rank_exit.code not in {PREEMPTED, DO_NOT_REQUEUE}:
-            raise Refused("a rank's end is reported by the supervisor that waits for its process")
+            raise Refused("a rank's exit is reported by the agent that waits for its process")
         if rank_exit.code == PREEMPTED:
             self._relay.ranks.rank_stopped(self.rank, self.generation)
         else:
@@ -365,5 +365,5 @@ def _as_stale_generation(error: ClusterRestored) -> StaleGeneration:
     Its generation has ended, and its agent ends the rank.
     """
     return StaleGeneration(
-        error.message, hint="worlds begin anew; the agent joins again and starts its ranks"
+        error.message, hint="generations start again; the agent joins again and starts its ranks"
     )

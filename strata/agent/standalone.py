@@ -146,7 +146,7 @@ class StandaloneAgent(Carrier):
         if self._watching is not None:
             self._watching.cancel()
         if self._registers:
-            reason = reason or self._lost or f"process {self._process.pid} ended without a farewell"
+            reason = reason or self._lost or f"process {self._process.pid} ended without leaving the job"
             await self.upstream.leave(reason, limit_s=LEAVE_S)
         elif self._running is not None:
             self._running.cancel()
@@ -234,7 +234,9 @@ class StandaloneAgent(Carrier):
         """Leave the job: later messages of the process do not count."""
         self._lost = reason
         self.session.end(
-            StaleIncarnation(f"this process was given up: {reason}", hint="start the program again")
+            StaleIncarnation(
+                f"this process was removed from the job: {reason}", hint="start the program again"
+            )
         )
 
     async def stack(self, rank: int) -> str | None:

@@ -112,7 +112,7 @@ async def wait_for_storage(
         if not why:
             break
         if (left_s := began_s + limit_s - clock()) <= 0:
-            say(f"no checkpoint can be written to {why}; it joins all the same, after {limit_s:g} s")
+            say(f"no checkpoint can be written to {why}; it joins anyway, after {limit_s:g} s")
             return
         tell(why)
         await asyncio.sleep(min(delay_s, left_s))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make and look at certificates.", no_args_is_help=True)
 
 Authority = Annotated[Path, typer.Option("--ca", help="The authority's folder, made by `strata certs ca`.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 @app.command()
@@ -27,7 +27,7 @@ def ca(
     cluster: Annotated[
         str, typer.Option("--cluster", help="The cluster whose members it will sign.")
     ] = "default",
-    days: Annotated[int, typer.Option("--days", help="How long it counts.")] = 3650,
+    days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 3650,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -45,15 +45,15 @@ def ca(
         return
     end = made.certificate.not_valid_after_utc
     typer.echo(f"{out / certificates.CA}: the authority of cluster {cluster}, until {end:%Y-%m-%d}")
-    typer.echo(f"{out / certificates.CA_KEY}: its key; who has it can be anybody")
+    typer.echo(f"{out / certificates.CA_KEY}: its key; anyone who has it can sign any identity")
 
 
 @app.command()
 def issue(
     authority: Authority,
-    role: Annotated[Role, typer.Option("--role", help="What it is for.")],
+    role: Annotated[Role, typer.Option("--role", help="Its role.")],
     id: Annotated[  # noqa: A002  # the option's name
-        str, typer.Option("--id", help="Who it is for: a member's worker id, a coordinator's name.")
+        str, typer.Option("--id", help="Its identity: a member's worker id, a coordinator's name.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder for cert.pem, key.pem and ca.pem.")],
     host: Annotated[
@@ -63,7 +63,7 @@ def issue(
     job: Annotated[
         list[str] | None, typer.Option("--job", help="A job to which it is limited; may be repeated.")
     ] = None,
-    days: Annotated[int, typer.Option("--days", help="How long it counts.")] = 365,
+    days: Annotated[int, typer.Option("--days", help="How long it is valid.")] = 365,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -85,13 +85,13 @@ def renew(
     authority: Authority,
     out: Annotated[Path, typer.Option("--out", help="The folder whose certificate is replaced.")],
     days: Annotated[
-        int | None, typer.Option("--days", help="How long it counts. (as long as the old one)")
+        int | None, typer.Option("--days", help="How long it is valid. (as long as the old one)")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Replace a certificate by a new one for the same identity, hosts and jobs, with a new key.
 
-    What runs with it takes the new one for its next connection; nothing has to be restarted.
+    Processes that use it take the new one for the next connection; nothing has to be restarted.
 
     Example: strata certs renew --ca ./ca --out ./c1
     """
@@ -107,7 +107,7 @@ def show(
     path: Annotated[Path, typer.Argument(help="A certificate, or a folder that holds cert.pem or ca.pem.")],
     as_json: Json = False,
 ) -> None:
-    """Show whose a certificate is, which hosts it names, and until when it counts.
+    """Show a certificate's identity, its hosts, and when it expires.
 
     Example: strata certs show ./c1
     """

@@ -32,7 +32,7 @@ def coordinator(
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option("--advertise", help="What others connect to, if not the listen address."),
+        typer.Option("--advertise", help="The address for others to connect to, if not the listen address."),
     ] = None,
     http: Annotated[
         str | None,

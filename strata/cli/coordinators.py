@@ -60,9 +60,9 @@ def forget_coordinator(
     *,
     credentials: Credentials,
 ) -> None:
-    """Take a coordinator off the list that is unreachable and will not come back.
+    """Remove from the list an unreachable coordinator that will not come back.
 
-    One that runs is refused. A coordinator that starts under this name again is on the list again.
+    A running one is refused. A coordinator that starts under this name again is on the list again.
 
     Example: strata coordinators forget coordinator-2
     """

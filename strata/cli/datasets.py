@@ -40,7 +40,7 @@ def datasets(
     *,
     credentials: Credentials,
 ) -> None:
-    """Show the datasets of a job, or of one dataset whose shards are whose.
+    """Show the datasets of a job, or the shards of each worker in one dataset.
 
     Example: strata datasets --job gpt pile
     """
@@ -86,5 +86,5 @@ def _show_one(client: CoordinatorClient, dataset: str, *, as_json: bool) -> None
             (worker, len(answer.owners[worker].index), ranks(answer.owners[worker].index))
             for worker in answer.workers
         ),
-        empty=f"dataset {dataset} is assigned to nobody yet: the job has no world",
+        empty=f"dataset {dataset} has no assignment yet: the job has no world",
     )

@@ -28,7 +28,7 @@ def doctor(
     etcd: Annotated[
         str | None,
         typer.Option(
-            "--etcd", help="Ask these etcd members, too: on a coordinator's host. (those of the file)"
+            "--etcd", help="Check these etcd members, too: on a coordinator's host. (those of the file)"
         ),
     ] = None,
     storage: Annotated[
@@ -36,7 +36,7 @@ def doctor(
         typer.Option(
             "--storage",
             "-s",
-            help="Where checkpoints go, as a path or URI; may be repeated. What can it do, has it room, whose is it?",
+            help="Where checkpoints go, as a path or URI; may be repeated. Checks features, free space and owner.",
             metavar="ROOT",
         ),
     ] = None,
@@ -49,7 +49,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question over the network.")
+        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each request over the network.")
     ] = 3.0,
     *,
     config: Path | None = None,

@@ -32,9 +32,7 @@ def logs(
     rank: Annotated[
         list[int] | None, typer.Option("--rank", min=0, help="Of this rank only; may be given again. (all)")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written next, until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new output, until Ctrl-C.")] = False,
     lines: Annotated[
         int | None,
         typer.Option("--lines", "-n", min=0, help="The last lines of each rank. (all; with --follow 10)"),
@@ -49,12 +47,13 @@ def logs(
     log_dir: Annotated[
         Path | None,
         typer.Option(
-            "--log-dir", help="What strata run had. (STRATA_RUN_LOG_DIR, else as the last run on this host)"
+            "--log-dir",
+            help="The folder given to strata run. (STRATA_RUN_LOG_DIR, else as the last run on this host)",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
 ) -> None:
-    """Show what a job's ranks on this host wrote, if strata run had --log-dir. No coordinator is asked.
+    """Show what a job's ranks on this host wrote, if strata run had --log-dir. Contacts no coordinator.
 
     Example: strata logs gpt --rank 3 --follow
     """
@@ -100,7 +99,7 @@ def _folder(job: str, log_dir: Path | None, config: Path | None) -> Path:
     raise NotFound(
         f"no ranks of job {job} have written files on this host, as this user"
         + (f"; those of {others} have" if others else ""),
-        hint="give strata run --log-dir DIR; if it had that, give it here, too",
+        hint="pass --log-dir DIR to strata run; if it had one, pass the same here",
     )
 
 

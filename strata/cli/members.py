@@ -38,7 +38,7 @@ def members(
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Show where ranks that stand still do so, too.")
+        bool, typer.Option("--stacks", help="Show the stacks of ranks that stand still, too.")
     ] = False,
     devices: Annotated[bool, typer.Option("--devices", help="Show the members' accelerators, too.")] = False,
     *,
@@ -81,7 +81,7 @@ def members(
     print_table(
         f"job {job}: generation {generation}, {world.world.size} ranks"
         + (f" ({world.world.reason})" if world.world.reason else ""),
-        ("MEMBER", "HOST", "RANKS", "STEP", "PHASE", "HEARD", "INCARNATION"),
+        ("MEMBER", "HOST", "RANKS", "STEP", "PHASE", "SEEN", "INCARNATION"),
         rows,
         empty=f"job {job} has no members",
         dim_from=here,
@@ -166,7 +166,7 @@ def _show_devices(listed: Iterable[Member]) -> None:
             for member in listed
             for device in member.device_status
         ],
-        empty="\nno member has told of an accelerator",
+        empty="\nno member has reported an accelerator",
     )
 
 

@@ -13,7 +13,9 @@ from strata.config import RunConfig
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="What each rank runs: -- python train.py --epochs 3")],
+    command: Annotated[
+        list[str], typer.Argument(help="The command of each rank: -- python train.py --epochs 3")
+    ],
     endpoints: Annotated[
         str | None,
         typer.Option("--endpoints", "-e", help="Coordinators, as host:port, by commas."),
@@ -24,7 +26,7 @@ def run(
     ] = None,
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", help="What was started together; who of it comes late ends with 0."),
+        typer.Option("--run-id", help="The run of this node; a node that comes late to it ends with 0."),
     ] = None,
     worker_id: Annotated[
         str | None, typer.Option("--worker-id", help="This member's name. (the host's)")
@@ -96,7 +98,7 @@ def run(
     ] = None,
     warm: Annotated[
         bool | None,
-        typer.Option("--warm/--no-warm", help="Keep a process a slot that has done the imports. (yes)"),
+        typer.Option("--warm/--no-warm", help="Keep one process per slot that has done the imports. (yes)"),
     ] = None,
     warm_import: Annotated[
         str | None,
@@ -104,7 +106,7 @@ def run(
     ] = None,
     preempt: Annotated[
         str | None,
-        typer.Option("--preempt", help="Who leaves when this one is preempted: job (all) or member. (job)"),
+        typer.Option("--preempt", help="Members that leave with a preempted one: job (all) or member. (job)"),
     ] = None,
     preempt_grace_s: Annotated[
         float | None,
@@ -125,7 +127,7 @@ def run(
     ] = None,
     on_stall: Annotated[
         str | None,
-        typer.Option("--on-stall", help="For ranks that stand still: report or evict. (report)"),
+        typer.Option("--on-stall", help="What to do with ranks that stand still: report or evict. (report)"),
     ] = None,
     stall_factor: Annotated[
         float | None,

@@ -43,7 +43,7 @@ def status(
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it anew every two seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")
     ] = False,
     *,
     credentials: Credentials,

@@ -27,14 +27,14 @@ File = Annotated[
 @app.command()
 def add(
     file: File,
-    role: Annotated[Role, typer.Option("--role", help="What it is for.")],
+    role: Annotated[Role, typer.Option("--role", help="Its role.")],
     id: Annotated[  # noqa: A002  # the option's name
-        str, typer.Option("--id", help="Who it is for: a member's worker id, a coordinator's name.")
+        str, typer.Option("--id", help="Its identity: a member's worker id, a coordinator's name.")
     ],
     job: Annotated[
         list[str] | None, typer.Option("--job", help="A job to which it is limited; may be repeated.")
     ] = None,
-    days: Annotated[int | None, typer.Option("--days", help="How long it counts. (until revoked)")] = None,
+    days: Annotated[int | None, typer.Option("--days", help="How long it is valid. (until revoked)")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the token to this file, instead of showing it.")
     ] = None,
@@ -61,7 +61,7 @@ def add(
 
 @app.command("list")
 def list_(file: File, as_json: Json = False) -> None:
-    """Show whose tokens are accepted. The tokens themselves are not known.
+    """Show the identities of accepted tokens. The tokens themselves are not stored.
 
     Example: strata tokens list --file tokens.json
     """
@@ -94,7 +94,7 @@ def revoke(
     token: Annotated[str, typer.Argument(help="The token's name, or its beginning, as `list` shows it.")],
     as_json: Json = False,
 ) -> None:
-    """Accept a token no more. Coordinators that read this file refuse it from their next call on.
+    """Revoke a token. Coordinators that read this file refuse it from their next call on.
 
     Example: strata tokens revoke --file tokens.json 4f2a91c07d3e
     """

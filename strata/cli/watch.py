@@ -27,7 +27,7 @@ def watch(
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     job: Job = "default",
     as_json: Json = False,
-    once: Annotated[bool, typer.Option("--once", help="Print what is there now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current keys, and end.")] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", min=0.1, help="Seconds without a coordinator before giving up.")
     ] = 30.0,

@@ -13,7 +13,7 @@ from strata.config.loading import load, read_file, setting
 from strata.config.userinfo import refuse_userinfo
 
 COORDINATOR_LOGIN: Final = (
-    "write host:port; a certificate (tls.cert_file) or a token (auth.token_file) says who we are"
+    "write host:port; a certificate (tls.cert_file) or a token (auth.token_file) identifies the client"
 )
 
 
@@ -22,7 +22,7 @@ class ClientConfig:
     """The coordinators, the job and the credentials of a command."""
 
     endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
-    job: str = setting("job", default="default", doc="the job that is asked about")
+    job: str = setting("job", default="default", doc="the job to query")
     credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class EtcdConfig:
     server_name: str = setting(
         "etcd.server_name", default="", doc="the name in etcd's certificate, if not the host's"
     )
-    username: str = setting("etcd.username", default="", doc="etcd user, where etcd asks for one")
+    username: str = setting("etcd.username", default="", doc="etcd user, if etcd requires one")
     password_file: Path | None = setting(
         "etcd.password_file", default=None, doc="file with that user's password, mode 0600"
     )
@@ -151,7 +151,7 @@ class CoordinatorConfig:
     review_s: float = setting(
         "auth.review_s",
         default=20.0,
-        doc="how often open sessions, links and watches are judged again by the credential they were admitted by",
+        doc="how often the credentials of open sessions, links and watches are checked again",
     )
     credentials: Credentials = field(default_factory=Credentials)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
@@ -189,12 +189,12 @@ class CoordinatorConfig:
             )
         if self.serves_tls and self.credentials.ca_file is None and self.accepted_tokens_file is None:
             raise ConfigError(
-                "the coordinator has a certificate, but no way to know its callers",
+                "the coordinator has a certificate, but no way to identify its callers",
                 hint="set tls.ca_file, or auth.accepted_tokens_file",
             )
         if self.accepted_tokens_file is not None and self.credentials.token_file is None:
             raise ConfigError(
-                "replicas know each other by tokens too, and this one has none to show",
+                "replicas identify each other by tokens, too, and this one has none",
                 hint="set auth.token_file (--token-file): strata tokens add --role coordinator --out FILE",
             )
         if self.credentials.ca_file is not None and not self.serves_tls:
@@ -204,13 +204,13 @@ class CoordinatorConfig:
             )
         if not self.serves_tls and not self.credentials.insecure and not is_loopback(host):
             raise ConfigError(
-                f"{self.listen} is not a loopback address, and what is served there is plaintext",
+                f"{self.listen} is not a loopback address, and it would serve plaintext",
                 hint="set tls.cert_file, tls.key_file and tls.ca_file, listen on 127.0.0.1, or pass"
                 " --insecure in a network that you trust",
             )
         if not self.credentials.insecure and (where := self.etcd.plaintext_to()):
             raise ConfigError(
-                f"etcd at {where} is not on this machine, and would be spoken to in plaintext",
+                f"etcd at {where} is not on this machine, and the connection would be plaintext",
                 hint="set etcd.ca_file, etcd.cert_file and etcd.key_file, or pass --insecure in a network"
                 " that you trust",
             )
@@ -218,8 +218,8 @@ class CoordinatorConfig:
             host, _port = split_address("coordinator.http_listen", self.http_listen)
             if not self.serves_tls and not self.credentials.insecure and not is_loopback(host):
                 raise ConfigError(
-                    f"coordinator.http_listen: {self.http_listen} is not a loopback address, and what is"
-                    " served there is plaintext",
+                    f"coordinator.http_listen: {self.http_listen} is not a loopback address, and it would"
+                    " serve plaintext",
                     hint="set tls.cert_file and tls.key_file, listen on 127.0.0.1, or pass --insecure in a"
                     " network that you trust",
                 )

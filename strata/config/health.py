@@ -44,12 +44,12 @@ class HealthConfig:
         "run.ignored_xids", default=(), doc="XIDs after which this member is not drained, by commas"
     )
     telemetry_s: float = setting(
-        "run.telemetry_s", default=5.0, doc="how often this node's devices are read and told of"
+        "run.telemetry_s", default=5.0, doc="how often this node's devices are read and reported"
     )
     traces: str = setting(
         "run.traces",
         default=".strata/traces",
-        doc="where NCCL's flight recorder writes what it knows of a rank that stands still",
+        doc="where NCCL's flight recorder writes its record of a rank that stands still",
     )
 
     def __post_init__(self) -> None:

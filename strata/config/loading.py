@@ -27,7 +27,9 @@ FILES: Final = (Path("strata.toml"), Path("/etc/strata/strata.toml"))
 SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s", "insecure"})
 """The keys allowed at the top level of the file: settings that more than one command reads."""
 
-_HINT: Final = "strata.toml has tables of settings, [run] say, each with lines like slots = 8: docs/run.md"
+_HINT: Final = (
+    "strata.toml has tables of settings, such as [run], each with lines like slots = 8: docs/run.md"
+)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 

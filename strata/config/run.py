@@ -75,7 +75,7 @@ class RunConfig:
         default=None,
         doc="a folder for the ranks' output, a file each; the pages of ranks show its last lines",
     )
-    tee: bool = setting("run.tee", default=False, doc="show what goes into log_dir here as well")
+    tee: bool = setting("run.tee", default=False, doc="show here, too, the output that goes into log_dir")
     prefix: bool = setting(
         "run.prefix",
         default=True,
@@ -90,7 +90,7 @@ class RunConfig:
     preempt: str = setting(
         "run.preempt",
         default=PREEMPT_JOB,
-        doc="who leaves when this member is preempted: all of the job, or this member",
+        doc="members that leave when this one is preempted: all of the job, or this one",
     )
     preempt_grace_s: float = setting(
         "run.preempt_grace_s",
@@ -110,12 +110,12 @@ class RunConfig:
     restart: str = setting(
         "run.restart",
         default=PROCESS,
-        doc="what a new generation means for a rank: process (a new one) or in_process (where its program can)",
+        doc="how a rank begins a new generation: process (a new one) or in_process (if its program can)",
     )
     warm: bool = setting(
         "run.warm",
         default=True,
-        doc="keep a process a slot that has done the imports of a Python script",
+        doc="keep one process per slot that has done the imports of a Python script",
     )
     warm_imports: tuple[str, ...] = setting(
         "run.warm_imports", default=(), doc="modules it imports besides those found in the script"

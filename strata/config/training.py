@@ -33,17 +33,17 @@ class TrainingConfig:
         doc="a second storage, which gets each checkpoint after its commit; empty: none",
     )
     save_every_steps: int = setting(
-        "train.save_every_steps", default=0, doc="save after so many steps; 0: another rule decides"
+        "train.save_every_steps", default=0, doc="save after this many steps; 0: another rule decides"
     )
     save_every_s: float = setting(
         "train.save_every_s",
         default=0.0,
-        doc="save after so many seconds; 0: by what a save costs and how often the job fails",
+        doc="save after this many seconds; 0: by the cost of a save and the job's failure rate",
     )
     full_every: int = setting(
         "train.full_every",
         default=1,
-        doc="of so many saves one is whole, the others hold what has changed; 0: all of them do",
+        doc="one in this many saves is full, the others hold only changes; 0: all hold only changes",
     )
     keep_count: int = setting(
         "train.keep_count", default=3, doc="committed checkpoints that stay; 0: all of them"
@@ -60,7 +60,7 @@ class TrainingConfig:
     preempt: str = setting(
         "train.preempt",
         default=PREEMPT_JOB,
-        doc="who leaves when a signal comes: all of the job, or this member",
+        doc="members that leave on a signal: all of the job, or this one",
     )
     preempt_grace_s: float = setting(
         "train.preempt_grace_s",

@@ -100,7 +100,9 @@ def back_up(
         try:
             loop.run(_record(connect, keys, record, source.uid_value))
         except StrataError as error:
-            warnings.append(f"etcd does not know of this backup, strata doctor will miss it: {error.message}")
+            warnings.append(
+                f"etcd has no record of this backup, so strata doctor does not see it: {error.message}"
+            )
     return MadeBackup(
         name=name,
         metadata=metadata,

@@ -100,8 +100,8 @@ def backup_to_restore(place: BackupPlace, *, cluster: str, lineage: str = "") ->
         raise NotFound(f"{place.uri} holds no finished backup of lineage {wanted_lineage}", hint=listed)
     if not wanted_lineage and len(by_lineage) > 1:
         raise Refused(
-            f"{place.uri} holds backups of {len(by_lineage)} clusters that were called {cluster}",
-            hint=f"say --lineage, or a backup by --name; {listed}",
+            f"{place.uri} holds backups of {len(by_lineage)} clusters named {cluster}",
+            hint=f"pass --lineage, or a backup by --name; {listed}",
         )
     return by_lineage[wanted_lineage or next(iter(by_lineage))][0]
 
@@ -125,7 +125,7 @@ def verify_backup(
         raise BackupCorrupt(f"{what} has {digest.size_bytes} bytes, and had {described.size_bytes}")
     if digest.sha256() != described.sha256:
         raise BackupCorrupt(
-            f"{what} is not what was written: its SHA-256 is {digest.sha256()}, and was {described.sha256}"
+            f"{what} has changed since the backup: its SHA-256 is {digest.sha256()}, and was {described.sha256}"
         )
     if fault := digest.fault():
         raise BackupCorrupt(f"{what} is no snapshot of etcd: {fault}")
@@ -138,7 +138,7 @@ def find_metadata(place: BackupPlace, name: BackupName) -> BackupMetadata:
     except ObjectMissing:
         raise NotFound(
             f"{place.uri} holds no finished backup {name.stem}",
-            hint=f"strata controlplane backups {place.uri} shows what it holds",
+            hint=f"strata controlplane backups {place.uri} lists its backups",
         ) from None
 
 

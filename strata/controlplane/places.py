@@ -338,5 +338,5 @@ def _as_temporary_error() -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"cannot keep the snapshot in {tempfile.gettempdir()} before it is uploaded: {error.strerror}",
-            hint="set TMPDIR to a folder that has room for etcd's whole database",
+            hint="set TMPDIR to a folder that has space for etcd's whole database",
         ) from error

@@ -55,7 +55,7 @@ def download(
         raise BackupCorrupt(f"{what} is missing") from error
     if (digest.size_bytes, digest.sha256()) != (described.size_bytes, described.sha256):
         raise BackupCorrupt(
-            f"{what} is not what was written: {digest.size_bytes} bytes with SHA-256 {digest.sha256()}",
+            f"{what} has changed since the backup: {digest.size_bytes} bytes with SHA-256 {digest.sha256()}",
             hint="take another backup by --name; strata controlplane backups lists them",
         )
 
@@ -66,10 +66,10 @@ async def read_base(store: Store, keys: ClusterKeys, *, source: str, uid: str = 
     if held.uid is None:
         raise NotFound(
             f"{source} holds nothing of cluster {keys.cluster}; it holds {await _clusters(store)}",
-            hint="say --cluster",
+            hint="pass --cluster",
         )
     if uid and held.uid.uid != uid:
-        raise BackupCorrupt(f"{source} holds cluster {held.uid.uid}, and its metadata says {uid}")
+        raise BackupCorrupt(f"{source} holds cluster {held.uid.uid}, and its metadata names {uid}")
     return Base(jobs=held.jobs, uid=held.uid.uid, source=source, backup=held.backup)
 
 
@@ -97,10 +97,10 @@ def base_in_place(held: Keyspace) -> Base:
     `Refused` if a restore from another source was interrupted: etcd then holds only a part of its keys.
     """
     if held.restoring is not None and not held.restoring.in_place:
-        source = held.restoring.source or "where it was from"
+        source = held.restoring.source or "its source"
         raise Refused(
             "a restore that was not in place was interrupted: etcd holds only a part of its keys",
-            hint=f"run that one again, from {source}: it goes on",
+            hint=f"run that restore again, from {source}: it continues",
         )
     uid = held.uid.uid if held.uid is not None else held.restoring.uid if held.restoring is not None else ""
     if not uid:
@@ -146,7 +146,7 @@ def lineage_of(surveys: Sequence[Survey], wanted: str) -> str:
             "the roots hold no job's folder of any cluster", hint="name the roots that trainings save into"
         )
     if len(jobs) > 1:
-        raise Refused(f"the roots are of {len(jobs)} clusters", hint=f"say --lineage; {_listed(jobs)}")
+        raise Refused(f"the roots are of {len(jobs)} clusters", hint=f"pass --lineage; {_listed(jobs)}")
     return next(iter(jobs))
 
 

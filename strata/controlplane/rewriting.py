@@ -162,7 +162,7 @@ class Rewriting:
                 return seen.restoring
             if failed:
                 raise Conflict(
-                    f"somebody changed cluster {self._keys.cluster} since it was looked at",
+                    f"another process changed cluster {self._keys.cluster} since it was read",
                     hint="run it again",
                 )
         raise Unavailable("etcd did not take the first transaction; run it again")
@@ -196,8 +196,8 @@ class Rewriting:
                 await self._write(batch)
                 count += len(batch)
         raise Refused(
-            f"somebody else writes below {self._keys.jobs}",
-            hint="stop the coordinators that do not know of a restore: older releases",
+            f"another process writes below {self._keys.jobs}",
+            hint="stop the coordinators of older releases: they do not know of a restore",
         )
 
     async def _write(self, batch: Sequence[Operation]) -> None:
@@ -263,9 +263,10 @@ class Rewriting:
         if held.restoring_revision == self._revision:
             return
         if held.restoring is None:
-            raise Conflict("somebody else has finished a restore meanwhile")
+            raise Conflict("another restore has finished meanwhile")
         raise Conflict(
-            f"another restore took over: {held.restoring}", hint="one at a time: let that one finish"
+            f"another restore took over: {held.restoring}",
+            hint="run one restore at a time: let that one finish",
         )
 
 

@@ -61,7 +61,7 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
     if choice.endpoint is None:
         raise Unavailable(
             f"no etcd member can give a snapshot: {choice.reason}",
-            hint="strata doctor --etcd looks further; a majority of the members must run",
+            hint="strata doctor --etcd checks more; a majority of the members must run",
         )
     status = answering[choice.endpoint]
     # the member answers once it has applied all earlier commits, so its snapshot holds at least this revision

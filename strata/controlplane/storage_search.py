@@ -85,7 +85,7 @@ def survey(storage: Storage) -> Survey:
             if parsed is None:
                 continue  # the folder has no owner, or an owner whose name Strata would not give
             if parsed[1] != name:
-                raise Refused(f"its {root.NAME} says that it is {parsed[1]}'s")
+                raise Refused(f"its {root.NAME} names another job, {parsed[1]}")
             checked_id("job", name)
             checked_id("cluster's data", parsed[0])
         except StrataError as error:

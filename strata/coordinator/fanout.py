@@ -146,7 +146,7 @@ def _guarded(what: str, deliver: Callable[[], Any]) -> None:
     try:
         deliver()
     except PoisonRecord as error:
-        log.warning("change_not_told", about=what, error=error.message)
+        log.warning("change_not_delivered", about=what, error=error.message)
     except Exception:
         # one job's fault must not end the mirror that feeds all others
-        log.exception("change_not_told", about=what)
+        log.exception("change_not_delivered", about=what)

@@ -18,7 +18,7 @@ class Measures:
     def __init__(self) -> None:
         self.arrivals: Family[Counter] = counters(
             "strata_barrier_arrivals_total",
-            "Ranks whose arrival came here, from members served here or forwarded by a peer.",
+            "Arrivals of ranks that reached this replica, from members served here or forwarded by a peer.",
             "source",
         )
         self.rounds: Family[Counter] = counters(
@@ -92,7 +92,7 @@ class Measures:
         )
         self.violations: Family[Counter] = counters(
             "strata_invariant_violations_total",
-            "Things that the keyspace says and that cannot be, each counted once. Must stay 0.",
+            "Violated invariants found in the keyspace, each counted once. Must stay 0.",
         )
         self.moved: Family[Counter] = counters(
             "strata_sessions_moved_total", "Sessions that this replica sent to another one."
@@ -104,7 +104,7 @@ class Measures:
         )
         self.unread: Family[Counter] = counters(
             "strata_unread_answers_total",
-            "Calls refused, and connections closed, because callers do not read what they are owed.",
+            "Calls refused, and connections closed, because callers do not read their answers.",
             "outcome",
         )
         self.revoked: Family[Counter] = counters(

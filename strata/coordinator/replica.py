@@ -249,7 +249,7 @@ class Replica:
             ]
             leading = [
                 tasks.create_task(context.election.run(address=address), name="election"),
-                tasks.create_task(self._leader_term.run(), name="government"),
+                tasks.create_task(self._leader_term.run(), name="leader-term"),
                 tasks.create_task(context.deposition.run(), name="deposition"),
                 tasks.create_task(FindingLog(context, self.service.live).run(), name="findings"),
             ]
@@ -303,7 +303,7 @@ async def _best_effort(what: str, work: Awaitable[None]) -> None:
         async with asyncio.timeout(PARTING_S):
             await work
     except (TimeoutError, StrataError) as error:
-        log.warning("parting_failed", what=what, error=str(error))
+        log.warning("shutdown_step_failed", what=what, error=str(error))
 
 
 @contextlib.contextmanager

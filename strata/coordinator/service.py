@@ -137,7 +137,7 @@ class Service:
         self._running = True
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.failure_detector.run(), name="keeper")
+                tasks.create_task(self.failure_detector.run(), name="failure-detector")
                 tasks.create_task(self.barriers.run(), name="barriers")
                 tasks.create_task(self._links.run(), name="peers")
                 tasks.create_task(self._send_progress(), name="progress")
@@ -170,7 +170,7 @@ class Service:
     async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
         """Answer a unary call as if it came over gRPC; `Unavailable` while this replica does not serve."""
         if not self._running:
-            raise Unavailable("this replica does not serve yet, or no longer", hint="ask another replica")
+            raise Unavailable("this replica does not serve yet, or no longer", hint="try another replica")
         return await self.calls.answer(name, request, NO_SESSION, identity)
 
     # -- inside

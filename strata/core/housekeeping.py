@@ -62,7 +62,7 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
         names |= {int(name) for name in view.names(job.keys.barrier_name(barrier))}
     due = sorted(names.intersection(ended))
     if head is None or not due:
-        return Plan(reason=f"job {job.keys.name} has no generation to clear away")
+        return Plan(reason=f"job {job.keys.name} has no ended generation to delete")
     deletes: list[Operation] = []
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
@@ -87,7 +87,7 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
         Txn(compares=guards, success=tuple(deletes[start : start + MAX_OPS]))
         for start in range(0, len(deletes), MAX_OPS)
     )
-    return Plan(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
+    return Plan(reason=f"generations {', '.join(map(str, due))} are deleted", txns=txns)
 
 
 # -- orphans (PROTOCOLS 5.4) ------------------------------------------------------------------

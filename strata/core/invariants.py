@@ -76,7 +76,7 @@ def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
         except PoisonRecord as error:
             found.append(Violation(job=name, key=key, says=error.message))
         except ValueError:  # a key's name is not the number that it should be
-            found.append(Violation(job=name, key=key, says="a key there has a name that cannot be one"))
+            found.append(Violation(job=name, key=key, says="the name of a key there is not valid"))
     return found
 
 
@@ -136,7 +136,7 @@ def _ends(job: JobView) -> Iterator[str]:
     if outside := {rank for rank in done | failed.keys() | stopped if rank >= size}:
         yield f"generation {generation}: ranks {sorted(outside)} ended, of {size}"
     if stopped and job.notice(generation) is None:
-        yield f"generation {generation}: ranks {sorted(stopped)} stopped, and nobody asked them to"
+        yield f"generation {generation}: ranks {sorted(stopped)} stopped without a stop request"
     if job.phase() is Phase.DONE and len(done) != size:
         yield f"the job is done with {len(done)} of {size} ranks"
     standbys = job.view.record(job.keys.standbys, Standbys)
@@ -158,22 +158,22 @@ def _notices(job: JobView) -> Iterator[str]:
     head = world.head
     notice = job.notice(head.generation)
     if notice is not None and head.forming:
-        yield f"generation {head.generation} is forming and is asked to stop"
+        yield f"generation {head.generation} is forming and has a stop request"
     if notice is not None:
         if notice.record.action is StopAction.PAUSE:
-            yield f"generation {head.generation} has a notice to pause, which is no action of its own"
+            yield f"generation {head.generation} has a notice with the action pause, which no notice may have"
         named = set(notice.record.workers)
         if strangers := named - {member.worker for member in world.members}:
-            yield f"generation {head.generation} shall drain {sorted(strangers)}, which are not in it"
+            yield f"generation {head.generation} has to drain {sorted(strangers)}, which are not in it"
     spent = {(one.worker, one.incarnation) for one in head.spent}
     if placed := [m.worker for m in world.members if (m.worker, m.incarnation) in spent]:
         yield f"generation {head.generation} has a place for {placed[:4]}, which cannot restart"
     for asked in head.asked:
         if asked.notice.action is StopAction.SCALE:
-            yield f"generation {head.generation} has members that were asked to leave by a notice that has nobody leave"
+            yield f"generation {head.generation} has a request to leave by a notice with the action scale"
         placed = [m.worker for m in world.members if means(asked, m.worker, m.incarnation)]
         if placed:
-            yield f"generation {head.generation} has a place for {placed[:4]}, which were asked to leave"
+            yield f"generation {head.generation} has a place for {placed[:4]}, which have a request to leave"
 
 
 def _history(job: JobView) -> Iterator[str]:
@@ -191,7 +191,7 @@ def _history(job: JobView) -> Iterator[str]:
     if (recorded.members, recorded.size, recorded.reason, recorded.epoch, recorded.restore) != (
         record.members, record.size, record.reason, record.epoch, record.restore,
     ):  # fmt: skip
-        yield f"the history of generation {current} is not what its head says"
+        yield f"the history of generation {current} differs from its head"
 
 
 # -- barriers ---------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def _latest(job: JobView) -> Iterator[str]:
         and record.record_generation != record.generation
         and (restore is None or (restore.step, restore.attempt) != (record.step, record.attempt))
     ):
-        yield f"{where} is not what generation {record.generation} restored"
+        yield f"{where} differs from the restore point of generation {record.generation}"
 
 
 def _catalog(job: JobView) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _catalog(job: JobView) -> Iterator[str]:
         if (record.origin is not None) != (record.generation == 0):
             yield f"{what} has {'an' if record.origin else 'no'} origin"
         if record.origin is not None and job.view.get(fork_reference(job, record)) is None:
-            yield f"{what} is a fork, and nothing keeps its source"
+            yield f"{what} is a fork without a reference to its source"
         yield from _uses(job, record, what)
 
 
@@ -296,7 +296,7 @@ def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
         if entry is None or entry.record.attempt not in attempts:
             yield f"{what} is referenced by ({user.step}, {user.generation}), which is not there"
         elif lost := _removed_from(record, entry.record):
-            yield f"{what} is referenced by ({user.step}, {user.generation}) and is going from {lost}"
+            yield f"{what} is referenced by ({user.step}, {user.generation}) and is being deleted from {lost}"
     tags = job.view.names(job.keys.tags_of(*record.where))
     for tag in tags:
         named = job.view.record(job.keys.tag(tag), Tag)
@@ -320,11 +320,11 @@ def _rewind_and_tags(job: JobView) -> Iterator[str]:
     rewind = job.rewind()
     head = job.head()
     if rewind is not None and head is None:
-        yield "the job goes back, and has no world"
+        yield "the job has a rewind and no world"
     if rewind is not None and head is not None and not head.record.forming:
         begun, step = head.record.generation, rewind.record.step
         if head.mod_revision > rewind.mod_revision:
-            yield f"the job goes back to step {step}, and generation {begun} has begun since"
+            yield f"the job has a rewind to step {step}, and generation {begun} has begun since"
     for entry in job.view.entries(job.keys.tags, Tag):
         record = entry.record
         if job.view.get(job.keys.tags_of(*record.where) + entry.name) is None:
@@ -351,10 +351,10 @@ def _datasets(job: JobView) -> Iterator[str]:
             yield f"dataset {name} is assigned to workers outside the world"
         moved = [shard for taken in assignment.moved.values() for shard in taken]
         if len(set(moved)) != len(moved) or not set(moved) <= set(range(assignment.shards)):
-            yield f"dataset {name} moves a shard twice, or one that does not exist"
+            yield f"dataset {name} moves a shard twice, or an unknown shard"
         seats = [assignment.seats.get(worker, worker) for worker in assignment.workers]
         if len(set(seats)) != len(seats) or not assignment.seats.keys() <= set(assignment.workers):
-            yield f"dataset {name} has two workers on one seat, or a seat for a stranger"
+            yield f"dataset {name} has two workers in one seat, or a seat for an unknown worker"
         if not assignment.moved.keys() <= set(assignment.workers):
             yield f"dataset {name} moves shards to workers that it is not assigned to"
         most = bound(len(assignment.workers), assignment.shards, percent=40)

@@ -34,7 +34,7 @@ def decide_resume(job: JobView) -> Decision:
     name, phase = job.keys.name, job.view.entry(job.keys.phase, JobPhase)
     now = phase.record.phase if phase is not None else Phase.RUNNING
     if now in {Phase.DONE, Phase.FAILED}:
-        raise Refused(f"job {name} is {now.value}, not paused", hint="take it up by strata run --resume")
+        raise Refused(f"job {name} is {now.value}, not paused", hint="resume it with strata run --resume")
     if phase is None or now is Phase.RUNNING:
         head = job.head()
         notice = job.notice(head.record.generation) if head is not None else None
@@ -94,16 +94,16 @@ def decide_delete(job: JobView) -> Decision:
     if workers:
         raise Refused(
             f"job {name} has {len(workers)} members: {', '.join(workers[:4])}",
-            hint="end their strata run first: strata jobs preempt has all of them leave",
+            hint="end their strata run first: strata jobs preempt makes all of them leave",
         )
     if pins:
         raise Refused(
             f"job {name} has pinned checkpoints, of step {', '.join(str(int(pin)) for pin in pins[:4])}",
-            hint="whoever pinned them keeps them: unpin them first",
+            hint="unpin them first",
         )
     if forks := forks_of(job):
         raise Refused(
-            f"job {', '.join(forks[:4])} was forked from job {name}, and its bytes are here",
+            f"job {', '.join(forks[:4])} was forked from job {name}, and uses its bytes",
             hint="delete that job, or the checkpoint that it began from",
         )
     read = (keys.spec, keys.head, keys.phase, keys.latest)
@@ -119,6 +119,6 @@ def decide_delete(job: JobView) -> Decision:
         if entry.record.origin is not None
     )
     return Decision(
-        reason=f"job {name} is forgotten",
+        reason=f"job {name} is deleted",
         txn=Txn(compares=compares, success=(delete_prefix(keys.root), *sources)),
     )

@@ -38,7 +38,7 @@ def timeout(value: object, *, zero: bool = False) -> float | None:
     """Return a timeout in seconds, checked like `seconds`, or None for no timeout."""
     if value is None:
         return None
-    return seconds(value, zero=zero, hint="leave it out to wait without an end")
+    return seconds(value, zero=zero, hint="leave it out to wait without a limit")
 
 
 def utc_text(unix_ms: int) -> str:

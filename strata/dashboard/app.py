@@ -102,7 +102,9 @@ class _Guard:
         allowed = ("GET", "HEAD", "POST", "OPTIONS") if api else ("GET", "HEAD")
         if method not in allowed:
             return PlainTextResponse(
-                "this only shows things\n", 405, headers={"allow": ", ".join(allowed[:3] if api else allowed)}
+                "only reading is allowed here\n",
+                405,
+                headers={"allow": ", ".join(allowed[:3] if api else allowed)},
             )
         probe = scope["path"] in PROBES  # a probe shows nothing about jobs, and must work under any host name
         if not probe and not self._authorizer.asks and not is_own_name(self._source, host):

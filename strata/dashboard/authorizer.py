@@ -80,8 +80,8 @@ class HttpAuthorizer:
         """Raise the refusal unless the caller may change something over HTTP; the gRPC call then checks the action."""
         if identity is None and self._authenticates:
             raise Unauthenticated(
-                "whoever shows no certificate or token may only look",
-                hint="send a token of an operator as Bearer",
+                "a caller without a certificate or token may only read",
+                hint="send an operator's token as Bearer",
             )
 
 
@@ -94,4 +94,4 @@ def _token(authorization: str) -> str:
             return base64.b64decode(shown, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
             pass
-    raise Unauthenticated("a token is wanted here", hint="send it as Bearer, or as the password")
+    raise Unauthenticated("a token is required", hint="send it as Bearer, or as the password")

@@ -110,7 +110,7 @@ def _replicas_unreachable_s(source: Source, _jobs: Sequence[str]) -> Iterator[tu
 GAUGES: Final = (
     _Gauge(
         "strata_build_info",
-        "Always 1; the labels say who this is.",
+        "Always 1; the labels identify the replica.",
         lambda s, _jobs: [((s.keys.cluster, s.replica, s.version), 1.0)],
         labels=("cluster", "replica", "version"),
     ),
@@ -119,7 +119,7 @@ GAUGES: Final = (
     ),
     _Gauge(
         "strata_leader_epoch",
-        "The epoch of whoever leads, as this replica sees it; 0 for nobody.",
+        "The leader's epoch, as this replica sees it; 0 without a leader.",
         _one(lambda s: held.create_revision if (held := s.leader()) is not None else 0),
     ),
     _Gauge(
@@ -145,7 +145,7 @@ GAUGES: Final = (
     ),
     _Gauge(
         "strata_peers_ready",
-        "Other replicas that said within the last second that they are ready.",
+        "Other replicas that reported within the last second that they are ready.",
         _one(lambda s: len(s.soft.ready_peers())),
     ),
     _Gauge(
@@ -155,13 +155,13 @@ GAUGES: Final = (
     ),
     _Gauge(
         "strata_replica_ready",
-        "1 for a replica that is ready as this one sees it, 0 for another; gone once an operator has forgotten it.",
+        "1 for a replica that is ready as this one sees it, 0 for another; removed once an operator has forgotten it.",
         _replicas_ready,
         labels=("replica",),
     ),
     _Gauge(
         "strata_replica_unreachable_seconds",
-        "For how long a replica has not been registered that was; without a sample for one that is.",
+        "For how long a lost replica has not been registered; without a sample for a registered one.",
         _replicas_unreachable_s,
         labels=("replica",),
     ),
@@ -194,7 +194,7 @@ GAUGES: Final = (
     ),
     _Gauge(
         "strata_watch_lag_revisions",
-        "Revisions that an answer of etcd has named and the watch has not told yet. Where etcd serves"
+        "Revisions that an answer of etcd has named and the watch has not delivered yet. Where etcd serves"
         " others as well, theirs count too.",
         _one(lambda s: max(0, s.etcd_revision() - s.view.revision)),
     ),

@@ -46,7 +46,7 @@ _DIAGNOSES: Final = (
     ),
     (
         "strata_job_slow_ranks",
-        "Ranks of the job whose steps cost them 1.5 times what those of most others cost, or more.",
+        "Ranks of the job whose steps cost at least 1.5 times as much as those of most others.",
     ),
     ("strata_job_sick_devices", "Accelerators of the job that are not to be trained on."),
     (
@@ -91,15 +91,19 @@ _FAMILIES: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     *((name, says, ()) for name, says in _DIAGNOSES),
     (
         FINDING,
-        "1 for each thing that is wrong with the job; gone when it is not wrong any more.",
+        "1 for each finding of the job; removed when it ends.",
         ("kind", "rank", "host", "device", "cause"),
     ),
     *((name, says, ("worker", "device")) for name, says, _read in _DEVICES),
-    (HEARTBEAT, "Since this replica last heard the member; for members that it serves.", ("worker",)),
+    (
+        HEARTBEAT,
+        "Since the last message of the member; for members that this replica serves.",
+        ("worker",),
+    ),
     (SAMPLES, "Samples that the ranks of the job used together since its beginning.", ()),
     (SAMPLES_PER_S, "Samples that the ranks of the job use together in a second.", ()),
     (GOODPUT, "The share of the job's time that went to steps that count, from 0 to 1.", ()),
-    (SPENT, "Seconds of the job's time by what they went to.", ("cause",)),
+    (SPENT, "Seconds of the job's time by cause.", ("cause",)),
 )
 
 

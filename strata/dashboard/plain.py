@@ -89,7 +89,7 @@ class PlainPages:
             ("etcd", ETCD_HEADS, _etcd_rows(seen)),
             ("Lately", EVENT_HEADS, happened),
         ]
-        leader = f"leader: {seen.leader}, epoch {seen.leader_epoch}" if seen.leader else "leader: nobody"
+        leader = f"leader: {seen.leader}, epoch {seen.leader_epoch}" if seen.leader else "leader: none"
         return _page(
             request,
             "cluster.html",
@@ -262,7 +262,7 @@ def _job_sections(source: Source, name: str) -> list[Section]:
     table, saved = ranks(source, name), checkpoints(source, name)
     groups: dict[tuple[str, str], list[int]] = {}
     for rank in range(table.size):
-        at = "not heard yet" if table.step[rank] is None else str(table.step[rank])
+        at = "not seen yet" if table.step[rank] is None else str(table.step[rank])
         groups.setdefault((at, table.phases[table.phase[rank]]), []).append(rank)
     return [
         (

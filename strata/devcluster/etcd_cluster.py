@@ -173,7 +173,7 @@ class EtcdCluster:
         """
         found = until(self.leader_now, timeout_s)
         if found is None:
-            raise Unavailable(f"no etcd member leads after {timeout_s} s")
+            raise Unavailable(f"no etcd member is leader after {timeout_s} s")
         return found
 
     def followers(self, timeout_s: float = 30.0) -> tuple[EtcdMember, ...]:
@@ -264,7 +264,7 @@ def _unpack(
             env={**os.environ, "ETCDCTL_API": "3"},
         )
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip() or "it did not say why").splitlines()[-1]
+            said = (done.stderr.strip() or done.stdout.strip() or "it gave no reason").splitlines()[-1]
             raise ConfigError(
                 f"{tool.name} cannot restore {snapshot}: {said}",
                 hint=f"is it a snapshot of etcd, no newer than {tool.name} {binary.version}?",
@@ -294,7 +294,7 @@ def _read_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str] | Non
     if len(plans) != members:
         raise ConfigError(
             f"{folder} holds a cluster of {len(plans)} members, not {members}",
-            hint="ask for as many, or use another folder",
+            hint="ask for that number, or use another folder",
         )
     return plans, token
 

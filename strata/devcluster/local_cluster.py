@@ -151,7 +151,7 @@ class LocalCluster:
         if taken := [str(port) for port in (*here, *(http_ports or ())) if not is_free(port, host=HOST)]:
             raise ConfigError(
                 f"port {', '.join(taken)} of {HOST} is taken",
-                hint="end what serves there, or use other ports",
+                hint="end the process that listens there, or use other ports",
             )
         lock = _lock(folder)
         started: list[LocalCoordinator] = []
@@ -224,7 +224,7 @@ class LocalCluster:
         """Return the leading coordinator once there is one; `Unavailable` after the limit."""
         found = until(self._leader_now, timeout_s, every_s=_POLL_S)
         if found is None:
-            raise Unavailable(f"no coordinator led within {timeout_s:g} s")
+            raise Unavailable(f"no coordinator became leader within {timeout_s:g} s")
         return found
 
     def _leader_now(self) -> LocalCoordinator | None:

@@ -38,7 +38,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
             raise NotADocument("it is no regular file") from error
         raise
     except ValueError as error:  # a NUL in the path, or text that cannot be encoded
-        raise NotADocument("its path is none") from error
+        raise NotADocument("its path is not valid") from error
     try:
         mode = os.fstat(fd).st_mode
         if stat.S_ISDIR(mode):

@@ -67,4 +67,4 @@ async def _why_none(connection: Connection) -> StrataError:
             reasons.append(meaning.message)
             if isinstance(meaning, Unavailable) and (wrong := errors.handshake_failure(meaning)):
                 return wrong
-    return Unavailable(f"no etcd endpoint answers: {'; '.join(reasons) or 'they came too late'}")
+    return Unavailable(f"no etcd endpoint answers: {'; '.join(reasons) or 'the answers came too late'}")

@@ -154,7 +154,7 @@ def decode_txn(response: kv_pb2.TxnResponse, txn: Txn) -> TxnResult:
         return TxnResult(succeeded=succeeded, revision=revision)
     answers = response.responses
     if len(answers) != len(branch) or not all(answers[place].HasField("response_range") for place in reads):
-        raise Unavailable("etcd's answer to a transaction is not one to it")
+        raise Unavailable("etcd's answer does not match the transaction")
     return TxnResult(
         succeeded=succeeded,
         revision=revision,

@@ -62,10 +62,10 @@ _BY_TEXT: Final[dict[str, tuple[type[StrataError], str]]] = {
     "etcdserver: request is too large": (QuotaExceeded, "etcd's --max-request-bytes"),
     "etcdserver: mvcc: database space exceeded": (NoSpace, _FULL_HINT),
     "etcdserver: authentication failed, invalid user ID or password": (ConfigError, _LOGIN_HINT),
-    "etcdserver: user name is empty": (ConfigError, "this etcd asks for a user and a password"),
+    "etcdserver: user name is empty": (ConfigError, "this etcd requires a user and a password"),
     "etcdserver: permission denied": (Refused, _ROLE_HINT),
     "auth: permission denied": (Refused, _ROLE_HINT),
-    "auth: user name is empty": (ConfigError, "this etcd asks for a user and a password"),
+    "auth: user name is empty": (ConfigError, "this etcd requires a user and a password"),
     "auth: invalid auth token": (ConfigError, _LOGIN_HINT),
     "etcdserver: too many requests": (Unavailable, "etcd is overloaded"),
 }
@@ -148,5 +148,7 @@ def handshake_failure(error: Unavailable) -> ConfigError | None:
     """
     if not any(sign in error.message for sign in _HANDSHAKE_SIGNS):
         return None
-    hint = "check the authority, the names in etcd's certificate, and whether it asks for one of ours"
+    hint = (
+        "check the authority, the names in etcd's certificate, and whether it requires a client certificate"
+    )
     return ConfigError(error.message, hint=hint)

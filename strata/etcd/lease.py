@@ -105,7 +105,7 @@ class Leases:
             raise Unavailable(f"etcd {endpoint.name}: the renewal stream ended")
         renewals.admit(answer.header, floor, endpoint)
         if answer.ID != request.ID:
-            raise Unavailable(f"etcd {endpoint.name} renewed another lease than was asked")
+            raise Unavailable(f"etcd {endpoint.name} renewed another lease than the requested one")
         return answer.TTL
 
     def _drop(self, *, blame: bool) -> None:

@@ -233,8 +233,8 @@ class LocalAgent:
             job = self._config.job
             log.warning(
                 "new.without_effect",
-                reason=f"--new is without effect: job {job} is unfinished and goes on from step {world.restore.step}",
-                hint=f"for a job from nothing choose another --job, or delete this one: strata jobs delete {job}",
+                reason=f"--new has no effect: job {job} is unfinished and goes on from step {world.restore.step}",
+                hint=f"to begin from nothing, choose another --job, or delete this one: strata jobs delete {job}",
             )
         self._first = False
         meeting = await self._meet(update)
@@ -374,12 +374,12 @@ class LocalAgent:
     async def _report_preempted_late(self, place: Place) -> None:
         """Report the ranks of `place` as preempted once a coordinator answers: none answered before the ranks ended."""
         log.warning(
-            "agent.end_untold", reason=f"no coordinator hears it; waiting {EXIT_REPORT_S:g} s for one"
+            "agent.exit_unreported", reason=f"no coordinator reached; waiting {EXIT_REPORT_S:g} s for one"
         )
         if await self._ask(place.generation, timeout_s=EXIT_REPORT_S) is not None:
             for rank in place.ranks:
                 self._reports.report(
-                    place.generation, rank, PREEMPTED, "ended while no coordinator was there"
+                    place.generation, rank, PREEMPTED, "ended while no coordinator was reachable"
                 )
 
     async def _ask(self, generation: int, *, timeout_s: float | None = None) -> StopNotice | None:
@@ -391,7 +391,7 @@ class LocalAgent:
             await asyncio.wait({asking, urgent}, return_when=asyncio.FIRST_COMPLETED)
             return asking.result() if asking.done() else None
         except Unavailable as error:
-            log.warning("run.nobody_asked", reason=str(error))
+            log.warning("run.no_stop_requested", reason=str(error))
             self._no_coordinator = True
             return None
         finally:

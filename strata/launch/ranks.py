@@ -348,7 +348,7 @@ class RankGroup:
     def _as_reported_before(self, rank: int, code: int, reason: str) -> tuple[int, str]:
         """Return the exit code and reason to report: a rank's own earlier report wins over its process's exit code."""
         if rank in self._stopped and code != PREEMPTED:
-            return PREEMPTED, f"stopped as asked, and {reason}"
+            return PREEMPTED, f"stopped as requested, and {reason}"
         if rank in self._not_to_requeue and code > 0:
             return DO_NOT_REQUEUE, self._not_to_requeue[rank]
         return code, reason

@@ -82,7 +82,7 @@ async def run_local_agent(
     if (found := allocation(os.environ)) is not None:
         log.info("run.scheduled", by=found.scheduler, members=found.members, restarts=found.restarts)
         if not config.run_id:
-            log.warning("run.unknown", reason=f"{found.scheduler} tells a pod no job's uid", hint=_RUN_HINT)
+            log.warning("run.unknown", reason=f"{found.scheduler} gives a pod no job uid", hint=_RUN_HINT)
     sole = not config.job
     config = _named(config, command)
     endpoints = parse_endpoints(config.endpoints, config.credentials)
@@ -178,7 +178,7 @@ async def _member(
             run = _run(
                 config, command, agent, session, observer, progress, folder, devices, stop_signal, outputs
             )
-            agent_task = asyncio.create_task(run, name="supervisor")
+            agent_task = asyncio.create_task(run, name="agent")
             try:
                 await asyncio.wait({agent_task, serve_session}, return_when=asyncio.FIRST_COMPLETED)
                 if not agent_task.done() and serve_session.exception() is not None:
@@ -300,7 +300,7 @@ async def _connected(
         if left_s <= 0:
             connected.cancel()
             raise Unavailable(
-                f"no coordinator at {where} has taken this node in within {config.timeout_s:g} s: {why}",
+                f"no coordinator at {where} has accepted this node within {config.timeout_s:g} s: {why}",
                 hint="check --endpoints and that coordinators run: strata doctor; --timeout-s waits longer (0: for ever)",
             )
         log.warning("coordinators.unreachable", endpoints=where, reason=why, waited_s=round(waited_s))
@@ -319,8 +319,8 @@ def _on_signals(on_signal: Callable[[int], None]) -> None:
 
 
 _RUN_HINT = (
-    "give STRATA_RUN_ID, from the pod's label batch.kubernetes.io/controller-uid: without it"
-    " a pod that comes when the job is done ends with 4, not with 0"
+    "set STRATA_RUN_ID from the pod's label batch.kubernetes.io/controller-uid: without it"
+    " a pod that starts after the job is done exits with 4, not with 0"
 )
 
 
@@ -329,7 +329,7 @@ def _named(config: RunConfig, command: Sequence[str]) -> RunConfig:
     if config.job:
         return config
     if max(config.min_workers, config.max_workers) > 1:
-        raise ConfigError("no --job is given, and several nodes need one", hint="give all of them --job NAME")
+        raise ConfigError("no --job is given, and several nodes need one", hint="pass --job NAME on each")
     name = job_name(command, host=socket.gethostname())
     log.info("job.named", job=name, reason="no --job is given: it is named from this host and its script")
     return replace(config, job=name)

@@ -137,7 +137,7 @@ class Authority:
         if identity.jobs and role in SERVING:
             raise ConfigError(f"a {role} belongs to no job", hint="leave --job out")
         _check_days(days)
-        _refuse_files(out, (CERT, KEY), force, "whoever uses them would speak with the new ones")
+        _refuse_files(out, (CERT, KEY), force, "the processes that use them would switch to the new ones")
         if now > self.certificate.not_valid_after_utc:
             raise ConfigError(
                 f"the authority in {self.folder} expired on {self.certificate.not_valid_after_utc:%Y-%m-%d}",
@@ -320,7 +320,7 @@ def _checked(what: str, value: str) -> str:
 
 def _check_days(days: float) -> None:
     if not 0 < days <= 36500:
-        raise ConfigError(f"a certificate cannot count for {days:g} days", hint="--days takes 1 to 36500")
+        raise ConfigError(f"a certificate cannot be valid for {days:g} days", hint="--days takes 1 to 36500")
 
 
 def _refuse_files(folder: Path, names: Iterable[str], force: bool, why: str) -> None:

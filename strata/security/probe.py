@@ -30,7 +30,7 @@ async def explain(
     if not tls:
         if await _speaks_tls(host, port):
             return ConfigError(
-                f"{where} speaks TLS, and we were told to speak plaintext",
+                f"{where} speaks TLS, and plaintext is configured",
                 hint="set tls.ca_file (--tls-ca-file), or write https:// before the endpoint",
             )
         return None
@@ -55,7 +55,7 @@ async def explain(
 def _refused(where: str, credentials: Credentials) -> StrataError:
     if credentials.cert_file is None:
         return Unauthenticated(
-            f"{where} wants a certificate, and we have none",
+            f"{where} requires a client certificate, and we have none",
             hint="set tls.cert_file and tls.key_file (--tls-cert-file, --tls-key-file)",
         )
     return Unauthenticated(

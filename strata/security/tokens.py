@@ -85,7 +85,7 @@ class TokenFile:
         except InvalidArgument as error:
             raise ConfigError(error.message, hint=error.hint) from None
         if days is not None and not 0 < days <= 36500:
-            raise ConfigError(f"a token cannot count for {days:g} days", hint="--days takes 1 to 36500")
+            raise ConfigError(f"a token cannot be valid for {days:g} days", hint="--days takes 1 to 36500")
         token = PREFIX + secrets.token_urlsafe(_BYTES)
         digest = _digest(token)
         entry = Entry(
@@ -193,7 +193,7 @@ class AcceptedTokens:
                 found = entry
         if found is None:
             raise Unauthenticated(
-                "the token is not one that this cluster accepts: mistyped, or revoked",
+                "this cluster does not accept the token: it is mistyped or revoked",
                 hint="make one: strata tokens add",
             )
         if found.expired(self._now()):

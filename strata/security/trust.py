@@ -57,7 +57,7 @@ class Authorities:
         if self._now() > until:
             raise Unauthenticated(
                 f"the certificate expired on {until:%Y-%m-%d %H:%M:%SZ}",
-                hint="renew it: strata certs renew; new connections take it",
+                hint="renew it: strata certs renew; new connections use it",
             )
 
     def _reload(self) -> None:
@@ -70,7 +70,7 @@ class Authorities:
             complaint = (now, error.message)
             if self._complaint != complaint:
                 self._complaint = complaint
-                log.warning("authorities_not_taken", error=error.message, hint=error.hint)
+                log.warning("authorities_not_loaded", error=error.message, hint=error.hint)
             return
         if stamp(self._path) == now:  # otherwise the file was replaced during the reading
             self._stamp, self._trusted, self._complaint = now, found, None

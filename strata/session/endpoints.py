@@ -88,7 +88,7 @@ def check_plaintext(endpoint: Endpoint, credentials: Credentials) -> None:
     if endpoint.tls or endpoint.path or credentials.insecure or is_loopback(endpoint.host):
         return
     raise ConfigError(
-        f"{endpoint} is not a loopback address, and would be spoken to in plaintext",
+        f"{endpoint} is not a loopback address, and the connection would be plaintext",
         hint="set tls.ca_file (--tls-ca-file), or pass --insecure (STRATA_INSECURE=1) in a network that you"
         " trust",
     )

@@ -86,7 +86,7 @@ class Failover:
         ):
             return
         if asyncio.get_running_loop().time() - self._since >= self._unready_s:
-            self._looking = asyncio.create_task(self._search(link), name="scout")
+            self._looking = asyncio.create_task(self._search(link), name="failover")
 
     def lost(self) -> None:
         """Record that the connection is over; if no replica is found yet, the session's route takes over the search.

@@ -185,7 +185,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
     def _put(self, mark: int, frame: bytes, kind: Hashable = None) -> None:
         if self._process is not _process:
             raise ConfigError(
-                f"process {os.getpid()} was forked from the one whose connection this is, and cannot use it"
+                f"process {os.getpid()} was forked from the process that opened this connection, and cannot use it"
             )
         whole = _LENGTH.pack(mark | len(frame)) + frame
         self._outbox[kind if kind is not None else object()] = whole

@@ -258,6 +258,6 @@ def _check(arrival: Arrival, size: int) -> None:
     for payload in arrival.payloads:
         if len(payload) > limit:
             raise QuotaExceeded(
-                f"a payload of {len(payload)} bytes at barrier {arrival.name!r}: here a rank may bring {limit}",
+                f"a payload of {len(payload)} bytes at barrier {arrival.name!r}: the limit of a rank is {limit}",
                 hint="put the data into a file and pass its name",
             )

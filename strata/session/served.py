@@ -213,7 +213,7 @@ async def _accept_or_disconnect(
     if answering.cancelled():
         if not watching.cancelled():
             watching.result()
-        raise Unavailable("the other side went before its Hello was answered", hint="")
+        raise Unavailable("the other side disconnected before its Hello was answered", hint="")
     return answering.result()
 
 

@@ -80,7 +80,7 @@ class _AtExit:
             self._close()
         else:
             log.error(
-                "NOT DONE, AND STEP %d IS NOT SAVED if it was not before: the program ended without run.close(),"
+                "NOT DONE, AND STEP %d IS NOT SAVED unless it was before: the program ended without run.close(),"
                 " before or within a loop of run.steps",
                 run.step,
             )

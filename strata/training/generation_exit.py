@@ -202,7 +202,7 @@ class InProcessExit:
     def check(self) -> None:
         """Raise `StaleGeneration` once the generation has ended."""
         if self._newer:
-            raise StaleGeneration(f"generation {self._generation} has ended: this step is not to be taken")
+            raise StaleGeneration(f"generation {self._generation} has ended: do not take this step")
 
     def wait_over(self, timeout_s: float) -> bool:
         """Return whether the generation has ended, or ends within `timeout_s`."""
@@ -290,7 +290,7 @@ class StandaloneExit:
             self._wait_over(GRACE_S)
         if self._context.world_size == 1:
             return
-        log.warning("waiting whether another rank was lost: %s: %s", type(error).__name__, error)
+        log.warning("waiting to learn if another rank was lost: %s: %s", type(error).__name__, error)
         self.arm()
         self._wait_over(self._detect_s + OVER_S)
 
@@ -401,7 +401,7 @@ def exit_if_done(*, standalone: bool = True) -> Iterator[None]:
     except JobDone as error:
         if not standalone:
             raise
-        log.warning("nothing is left to do: %s; another one needs another name (`job`)", error.message)
+        log.warning("nothing is left to do: %s; to train again, choose another name (`job`)", error.message)
         raise SystemExit(0) from error
 
 

@@ -91,7 +91,7 @@ def _store(torch: Any, context: RankContext) -> Any:
         offer = json.dumps([address, store.port]).encode()
     answer = meet(context, offer).get(0)
     if answer is None:
-        raise Unavailable("rank 0 did not say where the ranks meet")
+        raise Unavailable("rank 0 sent no address for the process group")
     if store is None:
         address, port = json.loads(answer)
         store = torch.distributed.TCPStore(
@@ -108,7 +108,7 @@ def meet(context: RankContext, offer: bytes) -> dict[int, bytes]:
         except BarrierTimeout as error:
             if meeting == MEETINGS:
                 raise
-            log.warning("ranks are late, and are waited for: %s", error.message)
+            log.warning("waiting for late ranks: %s", error.message)
     raise AssertionError
 
 

@@ -119,7 +119,7 @@ class Alone:
         """`ConfigError` if `world_size` is above 1: several ranks cannot agree on anything without coordinators."""
         if world_size > 1:
             raise ConfigError(
-                f"{world_size} processes train together, and no coordinator is known to them",
+                f"{world_size} processes train together, and they know no coordinator",
                 hint="start them with `strata run`, or set STRATA_ENDPOINTS",
             )
 
@@ -157,7 +157,7 @@ class Alone:
         return lambda: None  # there is no agent
 
     def call(self, request: Message, *, timeout_s: float = 0.0) -> Any:
-        raise Refused("this process trains alone: there are no coordinators to ask")
+        raise Refused("this process trains alone, without coordinators")
 
     def check(self) -> None:
         pass  # the generation never ends

@@ -73,7 +73,7 @@ def agree_on_settings(
     ).encode()
     received = {rank: _read(rank, data) for rank, data in context.barrier(BEGIN_BARRIER, payload).items()}
     if 0 not in received:
-        raise Refused("rank 0 did not say what it was told", hint=_ALIKE)
+        raise Refused("rank 0 sent no settings", hint=_ALIKE)
     first = received[0]
     _check_shared({rank: settings.pop(_ROOTS) for rank, settings in received.items()})
     if context.rank == 0:
@@ -81,7 +81,9 @@ def agree_on_settings(
     else:
         for name, value in mine.settings().items():
             if value != first[name]:
-                log.warning("%s is %s here, and %s on rank 0: that holds for all", name, value, first[name])
+                log.warning(
+                    "%s is %s here, and %s on rank 0: all ranks use that of rank 0", name, value, first[name]
+                )
     return RankSettings(
         rule=Rule(**{name: first[name] for name in Rule.__slots__}),
         sampling=Sampling(**{name: first[name] for name in Sampling.__slots__}),
@@ -128,7 +130,7 @@ class Lengths:
         try:
             received = self._meet(json.dumps({"v": _VERSION, "batches": batches}).encode())
         except (BarrierBroken, BarrierTimeout, Unavailable) as error:
-            log.warning("whether all ranks have as many batches is not known: %s", error.message)
+            log.warning("cannot learn if all ranks have as many batches: %s", error.message)
             self._exchanging = False
             return self._known
         self._known = self._shortest_of(received, batches)
@@ -140,7 +142,7 @@ class Lengths:
                 return self._context.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
             except BarrierTimeout as late:
                 # the round has ended for all ranks, so all of them enter the next one
-                log.warning("waiting on for the length of a loader: %s", late.message)
+                log.warning("still waiting for the length of a loader: %s", late.message)
         return self._context.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
 
     def _shortest_of(self, received: Mapping[int, bytes], batches: int | None) -> int | None:
@@ -165,7 +167,7 @@ def _warn_of_others(received: Mapping[int, Mapping[str, Any]]) -> None:
     for name, value in received[0].items():
         if others := [rank for rank, settings in sorted(received.items()) if settings[name] != value]:
             log.warning(
-                "%s differs between the ranks: rank 0's %s holds for all; told otherwise: ranks %s",
+                "%s differs between the ranks: all use rank 0's %s; other values: ranks %s",
                 name,
                 value,
                 ranks_text(others),
@@ -178,7 +180,7 @@ def _read(rank: int, payload: bytes) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict) or body.get("v") != _VERSION or body.keys() != _NAMES:
-        raise Refused(f"rank {rank} told {payload[:80]!r} before its first step", hint=_ALIKE)
+        raise Refused(f"rank {rank} sent {payload[:80]!r} before its first step", hint=_ALIKE)
     return body
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 SLOW_S: Final = 1.0
 ADVICE: Final = (
-    "torch asks for the name at every connection where ranks meet, and waits for the answer: have the name"
-    " service answer for the addresses of nodes (that there is none will do), or set"
+    "torch looks up the name at each connection between ranks, and waits for the answer: let the name"
+    " service answer for the addresses of nodes (`no such name` is enough), or set"
     " RES_OPTIONS='timeout:1 attempts:1' for the job"
 )
 

@@ -46,7 +46,7 @@ from strata.wire.status import translated
 
 _WHERE: Final = (
     "check the endpoints (--endpoints or STRATA_ENDPOINTS), and that coordinators and a majority of etcd run:"
-    " strata doctor looks"
+    " strata doctor checks both"
 )
 ATTEMPT_S: Final = 3.0
 """Seconds one replica has for an ordinary call before another one is tried."""
@@ -134,7 +134,9 @@ class UnaryClient:
                             raise
                         failures[str(self._route.current)] = error
         except TimeoutError:
-            reasons = "; ".join(error.message for error in failures.values()) or "no connection came about"
+            reasons = (
+                "; ".join(error.message for error in failures.values()) or "no connection was established"
+            )
             raise Unavailable(
                 f"no coordinator answered within {timeout_s:g} s: {reasons}", hint=_WHERE
             ) from None

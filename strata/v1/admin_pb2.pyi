@@ -40,12 +40,12 @@ class ReplicaStatus(_message.Message):
     version: _builtins.str
     leader: _builtins.bool
     ready: _builtins.bool
-    """Filled in by the replica that answers, for itself and for the peers it hears."""
+    """Filled in by the replica that answers, for itself and for the peers that it is connected to."""
     not_ready_reason: _builtins.str
     unreachable: _builtins.bool
-    """It was registered, is not any more, and nobody has forgotten it. It is never ready then."""
+    """Its registration has ended, and no ForgetCoordinator named it. An unreachable replica is never ready."""
     unreachable_since_unix_ms: _builtins.int
-    """When a leader saw that its registration was gone; 0 if none has yet."""
+    """When a leader saw that its registration had ended; 0 if no leader has seen it yet."""
     def __init__(
         self,
         *,
@@ -196,7 +196,7 @@ class GetResourceResponse(_message.Message):
     JSON_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     json: _builtins.bytes
-    """What GET of that path returns."""
+    """The body that GET of that path returns."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -235,7 +235,7 @@ class GetStatusResponse(_message.Message):
     answered_by: _builtins.str
     """The replica that answered."""
     outage: _builtins.str
-    """Why nothing can be written, at any replica; empty as long as something can."""
+    """Why no replica can write to etcd; empty while one can."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     @_builtins.property

@@ -63,7 +63,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetResource(self, request, context):
-        """A resource of the HTTP API, for those who reach this port only.
+        """A resource of the HTTP API, for callers that reach this port only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,7 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     GetResource: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetResourceRequest, _admin_pb2.GetResourceResponse]
-    """A resource of the HTTP API, for those who reach this port only."""
+    """A resource of the HTTP API, for callers that reach this port only."""
     ForgetCoordinator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetCoordinatorRequest, _admin_pb2.ForgetCoordinatorResponse]
     """Takes a coordinator that is unreachable off the list of coordinators; refused while it is registered."""
 
@@ -46,7 +46,7 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     GetResource: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetResourceRequest, _admin_pb2.GetResourceResponse]  # type: ignore[assignment]
-    """A resource of the HTTP API, for those who reach this port only."""
+    """A resource of the HTTP API, for callers that reach this port only."""
     ForgetCoordinator: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetCoordinatorRequest, _admin_pb2.ForgetCoordinatorResponse]  # type: ignore[assignment]
     """Takes a coordinator that is unreachable off the list of coordinators; refused while it is registered."""
 
@@ -66,7 +66,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetResourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetResourceResponse, _abc.Awaitable[_admin_pb2.GetResourceResponse]]:
-        """A resource of the HTTP API, for those who reach this port only."""
+        """A resource of the HTTP API, for callers that reach this port only."""
 
     @_abc_1.abstractmethod
     def ForgetCoordinator(

@@ -75,7 +75,7 @@ class Arrival(_message.Message):
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For each rank its last phase, shown when it is others that are missing."""
+        """For each rank its last phase, shown if other ranks are missing."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class WaitBarrierResponse(_message.Message):
     """Empty when all payloads have come."""
     @_builtins.property
     def outcome(self) -> Global___BarrierOutcome:
-        """A later page has only what identifies the round, and further payloads."""
+        """A later page has only the fields that identify the round, and further payloads."""
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...

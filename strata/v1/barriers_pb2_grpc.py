@@ -52,10 +52,10 @@ class BarriersServicer(object):
     """
 
     def WaitBarrier(self, request, context):
-        """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+        """Arrives, and returns once all others have: the outcome with the payloads of all. A round that
         timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
-        missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-        with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+        missing. UNAVAILABLE, after at most half a minute, means that there is no outcome yet: call again
+        with the same round, at any replica. The arrival stands even if the call is cancelled. Payloads
         that do not fit into one answer come in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

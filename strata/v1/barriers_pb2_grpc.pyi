@@ -34,10 +34,10 @@ class BarriersStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BarriersAsyncStub: ...
     WaitBarrier: _grpc.UnaryUnaryMultiCallable[_barriers_pb2.WaitBarrierRequest, _barriers_pb2.WaitBarrierResponse]
-    """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+    """Arrives, and returns once all others have: the outcome with the payloads of all. A round that
     timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
-    missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-    with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+    missing. UNAVAILABLE, after at most half a minute, means that there is no outcome yet: call again
+    with the same round, at any replica. The arrival stands even if the call is cancelled. Payloads
     that do not fit into one answer come in pages.
     """
     ListBarriers: _grpc.UnaryUnaryMultiCallable[_barriers_pb2.ListBarriersRequest, _barriers_pb2.ListBarriersResponse]
@@ -48,10 +48,10 @@ class BarriersAsyncStub(BarriersStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WaitBarrier: _aio.UnaryUnaryMultiCallable[_barriers_pb2.WaitBarrierRequest, _barriers_pb2.WaitBarrierResponse]  # type: ignore[assignment]
-    """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+    """Arrives, and returns once all others have: the outcome with the payloads of all. A round that
     timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
-    missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-    with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+    missing. UNAVAILABLE, after at most half a minute, means that there is no outcome yet: call again
+    with the same round, at any replica. The arrival stands even if the call is cancelled. Payloads
     that do not fit into one answer come in pages.
     """
     ListBarriers: _aio.UnaryUnaryMultiCallable[_barriers_pb2.ListBarriersRequest, _barriers_pb2.ListBarriersResponse]  # type: ignore[assignment]
@@ -65,10 +65,10 @@ class BarriersServicer(metaclass=_abc_1.ABCMeta):
         request: _barriers_pb2.WaitBarrierRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_barriers_pb2.WaitBarrierResponse, _abc.Awaitable[_barriers_pb2.WaitBarrierResponse]]:
-        """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+        """Arrives, and returns once all others have: the outcome with the payloads of all. A round that
         timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
-        missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-        with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+        missing. UNAVAILABLE, after at most half a minute, means that there is no outcome yet: call again
+        with the same round, at any replica. The arrival stands even if the call is cancelled. Payloads
         that do not fit into one answer come in pages.
         """
 

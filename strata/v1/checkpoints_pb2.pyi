@@ -99,9 +99,9 @@ class _MaintenanceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Maint
     MAINTENANCE_KIND_REMOVE: _MaintenanceKind.ValueType  # 1
     """Remove this tier's bytes, in the order marker, manifest, images; then DeleteCheckpoint, finished."""
     MAINTENANCE_KIND_CLEAR: _MaintenanceKind.ValueType  # 2
-    """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
+    """An aborted save: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
     MAINTENANCE_KIND_VERIFY: _MaintenanceKind.ValueType  # 3
-    """Read the manifests and this object past the caches, once for the host, and say by ReportDamage what came of it."""
+    """Read the manifests and this object past the caches, once for the host, and report the result by ReportDamage."""
 
 class MaintenanceKind(_MaintenanceKind, metaclass=_MaintenanceKindEnumTypeWrapper): ...
 
@@ -109,9 +109,9 @@ MAINTENANCE_KIND_UNSPECIFIED: MaintenanceKind.ValueType  # 0
 MAINTENANCE_KIND_REMOVE: MaintenanceKind.ValueType  # 1
 """Remove this tier's bytes, in the order marker, manifest, images; then DeleteCheckpoint, finished."""
 MAINTENANCE_KIND_CLEAR: MaintenanceKind.ValueType  # 2
-"""A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
+"""An aborted save: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
 MAINTENANCE_KIND_VERIFY: MaintenanceKind.ValueType  # 3
-"""Read the manifests and this object past the caches, once for the host, and say by ReportDamage what came of it."""
+"""Read the manifests and this object past the caches, once for the host, and report the result by ReportDamage."""
 Global___MaintenanceKind: _TypeAlias = MaintenanceKind  # noqa: Y015
 
 @_typing.final
@@ -219,9 +219,9 @@ class Checkpoint(_message.Message):
     base_step: _builtins.int
     base_attempt: _builtins.str
     mod_revision: _builtins.int
-    """The revision at which the record was last written; attempts of one slot are told apart by it."""
+    """The revision at which the record was last written; it distinguishes attempts of one slot."""
     origin_job: _builtins.str
-    """The job whose checkpoint this stands for: a fork has no bytes of its own."""
+    """Of a fork: the job that has the bytes."""
     @_builtins.property
     def acked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -234,17 +234,17 @@ class Checkpoint(_message.Message):
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The attempts, or jobs, that use its bytes, and who is reading it: the first hundred of each."""
+        """The attempts, or jobs, that use its bytes, and its readers: the first hundred of each."""
 
     @_builtins.property
     def readers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def suspected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tiers that a host found damaged and no second one has confirmed yet."""
+        """Tiers that one host found damaged and no second host has confirmed yet."""
 
     @_builtins.property
     def corruption_reports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What hosts said of a suspected copy, in words: a few, shortened, in the answer to GetCheckpoint alone."""
+        """Hosts' corruption reports on a suspected copy, as texts: a few, shortened, in the answer to GetCheckpoint alone."""
 
     def __init__(
         self,
@@ -335,8 +335,8 @@ class BeginCheckpointRequest(_message.Message):
     base_step: _builtins.int
     base_attempt: _builtins.str
     replaces: _builtins.str
-    """The ABORTED attempt whose slot shall be used again. Without it the answer shows that attempt,
-    so that a rank which comes late learns that the save was given up.
+    """The ABORTED attempt whose slot the new attempt takes. Without it the answer shows the aborted attempt,
+    so that a late rank learns of the abort.
     """
     tier: _builtins.str
     """The name of the tier that root belongs to; empty: "primary"."""
@@ -421,7 +421,7 @@ class AckCheckpointRequest(_message.Message):
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SavePhase]:
-        """What this rank's part took; for metrics alone."""
+        """The times of this rank's part; for metrics alone."""
 
     def __init__(
         self,
@@ -493,7 +493,7 @@ class SealCheckpointRequest(_message.Message):
     @_builtins.property
     def part_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The digests of the ranks' manifests that the manifest names, in the order of the ranks. If one is
-        not what its rank acked, the seal is refused. Empty: not said, and not compared.
+        not the digest that its rank acked, the seal is refused. Empty: not compared.
         """
 
     def __init__(
@@ -676,8 +676,8 @@ class GetCheckpointRequest(_message.Message):
     attempt: _builtins.str
     latest: _builtins.bool
     tag: _builtins.str
-    """The one that this tag names; or the newest that a world could begin from which counts before that
-    attempt at that step.
+    """The checkpoint that this tag names. With before: the newest checkpoint before that attempt at that step
+    from which a world can begin.
     """
     before: _builtins.bool
     @_builtins.property
@@ -914,7 +914,7 @@ class DeleteCheckpointRequest(_message.Message):
     tier: _builtins.str
     """One copy; empty: all of them, and the record."""
     host: _builtins.str
-    """With finished, of a tier that lies on hosts' own disks: whose disk."""
+    """With finished, of a tier on hosts' own disks: the host whose copy was removed."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -1031,7 +1031,7 @@ class UntagCheckpointRequest(_message.Message):
     job: _builtins.str
     tag: _builtins.str
     step: _builtins.int
-    """With an attempt: the tag goes only if it names this checkpoint, else CONFLICT. Without: whatever it names."""
+    """With an attempt: the tag is removed only if it names this checkpoint, else CONFLICT. Without: in any case."""
     attempt: _builtins.str
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -1087,7 +1087,7 @@ class OpenCheckpointRequest(_message.Message):
     step: _builtins.int
     attempt: _builtins.str
     reader: _builtins.str
-    """A random id, the same when it is renewed."""
+    """A random id; a renewal repeats it."""
     who: _builtins.str
     ttl_s: _builtins.int
     """For how long without a renewal; 0: a minute. At most an hour."""
@@ -1210,22 +1210,22 @@ class ReportCopyRequest(_message.Message):
     attempt: _builtins.str
     tier: _builtins.str
     root: _builtins.str
-    """URI of the tier's root; the folder below it is named as at the first one."""
+    """URI of the tier's root; the folder below it has the same name as on the first tier."""
     host_only: _builtins.bool
     rank: _builtins.int
-    """Whose part, and the digest of its manifest as it was acked; or, with sealed, the manifest's."""
+    """The rank of the part, and the acked digest of its manifest; with sealed, the digest of the global manifest."""
     sealed: _builtins.bool
     digest: _builtins.str
     host: _builtins.str
     begun: _builtins.bool
-    """Nothing is there yet, but will be: said before the first byte is written, so that what a crash
-    leaves there goes with the checkpoint. It has no rank and no digest.
+    """Sent before the first byte is written, so that the leftovers of a crash are deleted with the checkpoint.
+    Such a report has no rank and no digest.
     """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
     def phase(self) -> _common_pb2.SavePhase:
-        """With rank: what its part took; for metrics alone."""
+        """With rank: the times of its part; for metrics alone."""
 
     def __init__(
         self,
@@ -1295,7 +1295,7 @@ class ReportDamageRequest(_message.Message):
     step: _builtins.int
     attempt: _builtins.str
     tier: _builtins.str
-    """Empty: the one at path."""
+    """Empty: the copy at path."""
     host: _builtins.str
     reason: _builtins.str
     sound: _builtins.bool
@@ -1303,9 +1303,9 @@ class ReportDamageRequest(_message.Message):
     generation: _builtins.int
     """The generation that cannot begin without these bytes; 0: none waits for them."""
     object: _builtins.str
-    """What differs, or was found sound, as "folder/file"; empty: it is not known which, or all is sound."""
+    """The object that differs, or was found sound, as "folder/file"; empty: unknown, or all are sound."""
     unread: _builtins.bool
-    """It could not be read, for this reason, which says nothing of its bytes."""
+    """It could not be read, for this reason; its bytes may be sound."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -1339,7 +1339,7 @@ class ReportDamageResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def checkpoint(self) -> Global___Checkpoint:
-        """CORRUPT, or with the tier CORRUPT, once it is confirmed."""
+        """CORRUPT, or with the tier CORRUPT, once the damage is confirmed."""
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -1377,7 +1377,7 @@ class MaintenanceTask(_message.Message):
     path: _builtins.str
     manifest_digest: _builtins.str
     object: _builtins.str
-    """What is to be read, as "folder/file"; empty: all that is there."""
+    """The object to read, as "folder/file"; empty: all of them."""
     def __init__(
         self,
         *,
@@ -1409,7 +1409,7 @@ class ListMaintenanceRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     host: _builtins.str
-    """Tasks for this host: what lies on its own disk, and what all can reach."""
+    """Tasks for this host: on its own disk, and on storage that all hosts reach."""
     page_size: _builtins.int
     """At most so many; 0 means as many as fit into a page."""
     page_token: _builtins.str
@@ -1442,7 +1442,7 @@ class ListMaintenanceResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     pending: _builtins.int
-    """So many more checkpoints are to go as soon as the leader has marked them."""
+    """The number of further checkpoints to delete, once the leader has marked them."""
     next_page_token: _builtins.str
     """Empty when there are no more."""
     @_builtins.property
@@ -1543,7 +1543,7 @@ class ForkCheckpointRequest(_message.Message):
     source_job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
-    """Empty: the newest that is committed at this step; or tag; or, with latest, the newest of all."""
+    """Empty: the newest committed checkpoint of this step; or of tag; or, with latest, the newest of all."""
     tag: _builtins.str
     latest: _builtins.bool
     @_builtins.property
@@ -1604,10 +1604,10 @@ class RewindJobRequest(_message.Message):
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
-    """Empty: the newest that is committed at this step."""
+    """Empty: the newest committed checkpoint of this step."""
     who: _builtins.str
     generation: _builtins.int
-    """The generation in which this is asked; 0: the current one. A retry names the same."""
+    """The generation at the time of the request; 0: the current one. A retry repeats it."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(

@@ -160,28 +160,28 @@ class CheckpointsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AckCheckpoint(self, request, context):
-        """Says that one rank's part is durable.
+        """Reports that one rank's part is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SealCheckpoint(self, request, context):
-        """Says that the global manifest is durable: the last ack of a checkpoint.
+        """Reports that the global manifest is durable: the last ack of a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortCheckpoint(self, request, context):
-        """Gives the attempt up for all ranks.
+        """Aborts the attempt for all ranks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HoldSaves(self, request, context):
-        """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+        """Reports that a rank has trained, and that its save waits for the storage to recover: its generation does
         not count as one without progress. Recorded once a generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -213,7 +213,7 @@ class CheckpointsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCheckpoint(self, request, context):
-        """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
+        """Marks a checkpoint as DELETING; a member that reaches its bytes removes them, then calls again
         with finished = true, which removes the record.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -221,7 +221,7 @@ class CheckpointsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TagCheckpoint(self, request, context):
-        """Gives a checkpoint a name, or moves a name to it. What has one is not deleted.
+        """Gives a checkpoint a name, or moves a name to it. A checkpoint with a name is not deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,30 +247,30 @@ class CheckpointsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportCopy(self, request, context):
-        """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
-        With all of them there the tier is part of the record.
+        """Reports that one rank's part, or the manifest and the marker, are on a further tier too.
+        Once all of them are there, the tier is part of the record.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportDamage(self, request, context):
-        """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
-        one that can look, make it CORRUPT.
+        """Reports a host's read of a tier, past every cache. A copy becomes CORRUPT if two hosts find it damaged, or
+        the only host that can read it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListMaintenance(self, request, context):
-        """What members are to do with the bytes: remove them, look at them, see whether they hold a marker.
+        """Returns the members' tasks: remove bytes, verify bytes, or check whether a folder holds a marker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdoptCheckpoint(self, request, context):
-        """Takes back into the catalog a save that was given up there and is marked as committed in storage.
+        """Takes into the catalog a save that was aborted there and has the marker of a commit in storage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,7 +289,7 @@ class CheckpointsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForkCheckpoint(self, request, context):
-        """Lets a job that has not begun yet begin from a checkpoint of another.
+        """Lets a job that has not begun yet begin from a checkpoint of another job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

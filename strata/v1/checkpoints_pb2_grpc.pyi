@@ -37,13 +37,13 @@ class CheckpointsStub:
     BeginCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.BeginCheckpointRequest, _checkpoints_pb2.BeginCheckpointResponse]
     """Opens the slot (step, generation), or joins the attempt that already holds it."""
     AckCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AckCheckpointRequest, _checkpoints_pb2.AckCheckpointResponse]
-    """Says that one rank's part is durable."""
+    """Reports that one rank's part is durable."""
     SealCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.SealCheckpointRequest, _checkpoints_pb2.SealCheckpointResponse]
-    """Says that the global manifest is durable: the last ack of a checkpoint."""
+    """Reports that the global manifest is durable: the last ack of a checkpoint."""
     AbortCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AbortCheckpointRequest, _checkpoints_pb2.AbortCheckpointResponse]
-    """Gives the attempt up for all ranks."""
+    """Aborts the attempt for all ranks."""
     HoldSaves: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.HoldSavesRequest, _checkpoints_pb2.HoldSavesResponse]
-    """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+    """Reports that a rank has trained, and that its save waits for the storage to recover: its generation does
     not count as one without progress. Recorded once a generation.
     """
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.GetCheckpointRequest, _checkpoints_pb2.GetCheckpointResponse]
@@ -51,31 +51,31 @@ class CheckpointsStub:
     PinCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.PinCheckpointRequest, _checkpoints_pb2.PinCheckpointResponse]
     UnpinCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.UnpinCheckpointRequest, _checkpoints_pb2.UnpinCheckpointResponse]
     DeleteCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.DeleteCheckpointRequest, _checkpoints_pb2.DeleteCheckpointResponse]
-    """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
+    """Marks a checkpoint as DELETING; a member that reaches its bytes removes them, then calls again
     with finished = true, which removes the record.
     """
     TagCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.TagCheckpointRequest, _checkpoints_pb2.TagCheckpointResponse]
-    """Gives a checkpoint a name, or moves a name to it. What has one is not deleted."""
+    """Gives a checkpoint a name, or moves a name to it. A checkpoint with a name is not deleted."""
     UntagCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.UntagCheckpointRequest, _checkpoints_pb2.UntagCheckpointResponse]
     OpenCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.OpenCheckpointRequest, _checkpoints_pb2.OpenCheckpointResponse]
     """Registers a reader, or renews it: until its time is up the checkpoint's bytes stay."""
     CloseCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.CloseCheckpointRequest, _checkpoints_pb2.CloseCheckpointResponse]
     ReportCopy: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportCopyRequest, _checkpoints_pb2.ReportCopyResponse]
-    """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
-    With all of them there the tier is part of the record.
+    """Reports that one rank's part, or the manifest and the marker, are on a further tier too.
+    Once all of them are there, the tier is part of the record.
     """
     ReportDamage: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportDamageRequest, _checkpoints_pb2.ReportDamageResponse]
-    """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
-    one that can look, make it CORRUPT.
+    """Reports a host's read of a tier, past every cache. A copy becomes CORRUPT if two hosts find it damaged, or
+    the only host that can read it.
     """
     ListMaintenance: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ListMaintenanceRequest, _checkpoints_pb2.ListMaintenanceResponse]
-    """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
+    """Returns the members' tasks: remove bytes, verify bytes, or check whether a folder holds a marker."""
     AdoptCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]
-    """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
+    """Takes into the catalog a save that was aborted there and has the marker of a commit in storage."""
     SetRetention: _grpc.UnaryUnaryMultiCallable[_retention_pb2.SetRetentionRequest, _retention_pb2.SetRetentionResponse]
     GetRetention: _grpc.UnaryUnaryMultiCallable[_retention_pb2.GetRetentionRequest, _retention_pb2.GetRetentionResponse]
     ForkCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ForkCheckpointRequest, _checkpoints_pb2.ForkCheckpointResponse]
-    """Lets a job that has not begun yet begin from a checkpoint of another."""
+    """Lets a job that has not begun yet begin from a checkpoint of another job."""
     RewindJob: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.RewindJobRequest, _checkpoints_pb2.RewindJobResponse]
     """Lets the job's next generation, which is due at once, begin from this checkpoint of its own."""
 
@@ -87,13 +87,13 @@ class CheckpointsAsyncStub(CheckpointsStub):
     BeginCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.BeginCheckpointRequest, _checkpoints_pb2.BeginCheckpointResponse]  # type: ignore[assignment]
     """Opens the slot (step, generation), or joins the attempt that already holds it."""
     AckCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AckCheckpointRequest, _checkpoints_pb2.AckCheckpointResponse]  # type: ignore[assignment]
-    """Says that one rank's part is durable."""
+    """Reports that one rank's part is durable."""
     SealCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.SealCheckpointRequest, _checkpoints_pb2.SealCheckpointResponse]  # type: ignore[assignment]
-    """Says that the global manifest is durable: the last ack of a checkpoint."""
+    """Reports that the global manifest is durable: the last ack of a checkpoint."""
     AbortCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AbortCheckpointRequest, _checkpoints_pb2.AbortCheckpointResponse]  # type: ignore[assignment]
-    """Gives the attempt up for all ranks."""
+    """Aborts the attempt for all ranks."""
     HoldSaves: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.HoldSavesRequest, _checkpoints_pb2.HoldSavesResponse]  # type: ignore[assignment]
-    """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+    """Reports that a rank has trained, and that its save waits for the storage to recover: its generation does
     not count as one without progress. Recorded once a generation.
     """
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.GetCheckpointRequest, _checkpoints_pb2.GetCheckpointResponse]  # type: ignore[assignment]
@@ -101,31 +101,31 @@ class CheckpointsAsyncStub(CheckpointsStub):
     PinCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.PinCheckpointRequest, _checkpoints_pb2.PinCheckpointResponse]  # type: ignore[assignment]
     UnpinCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.UnpinCheckpointRequest, _checkpoints_pb2.UnpinCheckpointResponse]  # type: ignore[assignment]
     DeleteCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.DeleteCheckpointRequest, _checkpoints_pb2.DeleteCheckpointResponse]  # type: ignore[assignment]
-    """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
+    """Marks a checkpoint as DELETING; a member that reaches its bytes removes them, then calls again
     with finished = true, which removes the record.
     """
     TagCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.TagCheckpointRequest, _checkpoints_pb2.TagCheckpointResponse]  # type: ignore[assignment]
-    """Gives a checkpoint a name, or moves a name to it. What has one is not deleted."""
+    """Gives a checkpoint a name, or moves a name to it. A checkpoint with a name is not deleted."""
     UntagCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.UntagCheckpointRequest, _checkpoints_pb2.UntagCheckpointResponse]  # type: ignore[assignment]
     OpenCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.OpenCheckpointRequest, _checkpoints_pb2.OpenCheckpointResponse]  # type: ignore[assignment]
     """Registers a reader, or renews it: until its time is up the checkpoint's bytes stay."""
     CloseCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.CloseCheckpointRequest, _checkpoints_pb2.CloseCheckpointResponse]  # type: ignore[assignment]
     ReportCopy: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportCopyRequest, _checkpoints_pb2.ReportCopyResponse]  # type: ignore[assignment]
-    """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
-    With all of them there the tier is part of the record.
+    """Reports that one rank's part, or the manifest and the marker, are on a further tier too.
+    Once all of them are there, the tier is part of the record.
     """
     ReportDamage: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportDamageRequest, _checkpoints_pb2.ReportDamageResponse]  # type: ignore[assignment]
-    """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
-    one that can look, make it CORRUPT.
+    """Reports a host's read of a tier, past every cache. A copy becomes CORRUPT if two hosts find it damaged, or
+    the only host that can read it.
     """
     ListMaintenance: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ListMaintenanceRequest, _checkpoints_pb2.ListMaintenanceResponse]  # type: ignore[assignment]
-    """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
+    """Returns the members' tasks: remove bytes, verify bytes, or check whether a folder holds a marker."""
     AdoptCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]  # type: ignore[assignment]
-    """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
+    """Takes into the catalog a save that was aborted there and has the marker of a commit in storage."""
     SetRetention: _aio.UnaryUnaryMultiCallable[_retention_pb2.SetRetentionRequest, _retention_pb2.SetRetentionResponse]  # type: ignore[assignment]
     GetRetention: _aio.UnaryUnaryMultiCallable[_retention_pb2.GetRetentionRequest, _retention_pb2.GetRetentionResponse]  # type: ignore[assignment]
     ForkCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ForkCheckpointRequest, _checkpoints_pb2.ForkCheckpointResponse]  # type: ignore[assignment]
-    """Lets a job that has not begun yet begin from a checkpoint of another."""
+    """Lets a job that has not begun yet begin from a checkpoint of another job."""
     RewindJob: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.RewindJobRequest, _checkpoints_pb2.RewindJobResponse]  # type: ignore[assignment]
     """Lets the job's next generation, which is due at once, begin from this checkpoint of its own."""
 
@@ -146,7 +146,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.AckCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.AckCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.AckCheckpointResponse]]:
-        """Says that one rank's part is durable."""
+        """Reports that one rank's part is durable."""
 
     @_abc_1.abstractmethod
     def SealCheckpoint(
@@ -154,7 +154,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.SealCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.SealCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.SealCheckpointResponse]]:
-        """Says that the global manifest is durable: the last ack of a checkpoint."""
+        """Reports that the global manifest is durable: the last ack of a checkpoint."""
 
     @_abc_1.abstractmethod
     def AbortCheckpoint(
@@ -162,7 +162,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.AbortCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.AbortCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.AbortCheckpointResponse]]:
-        """Gives the attempt up for all ranks."""
+        """Aborts the attempt for all ranks."""
 
     @_abc_1.abstractmethod
     def HoldSaves(
@@ -170,7 +170,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.HoldSavesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.HoldSavesResponse, _abc.Awaitable[_checkpoints_pb2.HoldSavesResponse]]:
-        """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+        """Reports that a rank has trained, and that its save waits for the storage to recover: its generation does
         not count as one without progress. Recorded once a generation.
         """
 
@@ -208,7 +208,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.DeleteCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.DeleteCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.DeleteCheckpointResponse]]:
-        """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
+        """Marks a checkpoint as DELETING; a member that reaches its bytes removes them, then calls again
         with finished = true, which removes the record.
         """
 
@@ -218,7 +218,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.TagCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.TagCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.TagCheckpointResponse]]:
-        """Gives a checkpoint a name, or moves a name to it. What has one is not deleted."""
+        """Gives a checkpoint a name, or moves a name to it. A checkpoint with a name is not deleted."""
 
     @_abc_1.abstractmethod
     def UntagCheckpoint(
@@ -248,8 +248,8 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.ReportCopyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.ReportCopyResponse, _abc.Awaitable[_checkpoints_pb2.ReportCopyResponse]]:
-        """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
-        With all of them there the tier is part of the record.
+        """Reports that one rank's part, or the manifest and the marker, are on a further tier too.
+        Once all of them are there, the tier is part of the record.
         """
 
     @_abc_1.abstractmethod
@@ -258,8 +258,8 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.ReportDamageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.ReportDamageResponse, _abc.Awaitable[_checkpoints_pb2.ReportDamageResponse]]:
-        """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
-        one that can look, make it CORRUPT.
+        """Reports a host's read of a tier, past every cache. A copy becomes CORRUPT if two hosts find it damaged, or
+        the only host that can read it.
         """
 
     @_abc_1.abstractmethod
@@ -268,7 +268,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.ListMaintenanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.ListMaintenanceResponse, _abc.Awaitable[_checkpoints_pb2.ListMaintenanceResponse]]:
-        """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
+        """Returns the members' tasks: remove bytes, verify bytes, or check whether a folder holds a marker."""
 
     @_abc_1.abstractmethod
     def AdoptCheckpoint(
@@ -276,7 +276,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.AdoptCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.AdoptCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.AdoptCheckpointResponse]]:
-        """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
+        """Takes into the catalog a save that was aborted there and has the marker of a commit in storage."""
 
     @_abc_1.abstractmethod
     def SetRetention(
@@ -298,7 +298,7 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoints_pb2.ForkCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.ForkCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.ForkCheckpointResponse]]:
-        """Lets a job that has not begun yet begin from a checkpoint of another."""
+        """Lets a job that has not begun yet begin from a checkpoint of another job."""
 
     @_abc_1.abstractmethod
     def RewindJob(

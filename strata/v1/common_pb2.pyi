@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Token(_message.Message):
-    """What a caller has seen: no replica serves it anything older. An empty uid means no floor."""
+    """The newest revision that a caller has seen: no replica serves it older state. An empty uid means no bound."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -61,7 +61,7 @@ class Error(_message.Message):
     retryable: _builtins.bool
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ranks or workers that did not arrive, where the error is about a barrier."""
+        """The ranks or workers that did not arrive, if the error is about a barrier."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ Global___RankRef: _TypeAlias = RankRef  # noqa: Y015
 
 @_typing.final
 class Author(_message.Message):
-    """Who asks: a member speaks for its own ranks only."""
+    """The caller: a member may act for its own ranks only."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

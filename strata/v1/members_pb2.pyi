@@ -48,26 +48,26 @@ class Registration(_message.Message):
     slots: _builtins.int
     pid: _builtins.int
     incarnation: _builtins.int
-    """The incarnation an earlier session of this boot was given; 0 at first. A session that names
-    one never becomes a newcomer by accident.
+    """The incarnation of an earlier session of this boot; 0 at first. A session that names one never
+    gets a new incarnation by accident.
     """
     resume: _builtins.bool
     """Takes up a job that is done or has failed, from its latest checkpoint."""
     attempt: _builtins.int
-    """Which attempt at the job this process belongs to, where its launcher counts them. A job that
-    ended in an earlier one is taken up again; in the same one it stays closed.
+    """The attempt at the job that this process belongs to, if its launcher counts them. A job that
+    ended in an earlier attempt is taken up again; in the same attempt it stays closed.
     """
     begin_anew: _builtins.bool
-    """Takes up a job that is done or has failed, from nothing: its checkpoints are given up, and stay."""
+    """Takes up a job that is done or has failed, from the beginning: its checkpoints stay, and are not used."""
     run_id: _builtins.str
-    """The run that this process belongs to, the same for all members that were started together: a
-    scheduler's job id, say. Empty: unknown.
+    """The run that this process belongs to, the same for all members that were started together, such as
+    a scheduler's job id. Empty: unknown.
     """
     sole: _builtins.bool
-    """Refused while the job has another member: its name was made for this one alone."""
+    """Refused while the job has another member: the job got its name from this member's script."""
     cannot_restart: _builtins.bool
-    """Nobody starts this process again when a generation that it trained in has ended: no world grows by it while it holds
-    another such member.
+    """No agent starts this process again after a generation in which it trained: the job's world does not grow by it
+    while it has another such member.
     """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -77,7 +77,7 @@ class Registration(_message.Message):
 
     @_builtins.property
     def command(self) -> Global___Command:
-        """What the ranks of this member run. All members of a job run the same; absent: not compared."""
+        """The command of this member's ranks, the same for all members of a job; absent: not compared."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ Global___Registration: _TypeAlias = Registration  # noqa: Y015
 
 @_typing.final
 class Command(_message.Message):
-    """What the ranks of a job run. Two commands are equal if program and arguments_digest are."""
+    """The command of a job's ranks. Two commands are equal if program and arguments_digest are."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -213,8 +213,8 @@ class HeartbeatRequest(_message.Message):
     """Those of the registration. With neither, the worker id alone identifies the process."""
     incarnation: _builtins.int
     generation: _builtins.int
-    """What the worker's ranks of this generation do, if it cares to say; shown to people, and named
-    when others wait for them.
+    """Optional: the progress of the worker's ranks of this generation; shown to people, and named
+    if others wait for them.
     """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -263,7 +263,7 @@ class HeartbeatResponse(_message.Message):
 
     @_builtins.property
     def notice(self) -> _worlds_pb2.StopNotice:
-        """Set while this worker's ranks are asked to stop, or this worker to leave."""
+        """Set while this worker's ranks have a stop request, or this worker has a request to leave."""
 
     def __init__(
         self,
@@ -396,7 +396,7 @@ Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
 
 @_typing.final
 class RankProgress(_message.Message):
-    """What ranks last said of themselves; soft, known to the replica that serves them."""
+    """The last reports of ranks; in the memory of the replica that serves them only."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -423,31 +423,31 @@ class RankProgress(_message.Message):
     step: _builtins.int
     phase: _builtins.str
     age_ms: _builtins.int
-    """Milliseconds since the rank said so."""
+    """Milliseconds since the rank reported it."""
     stalled_ms: _builtins.int
     """Milliseconds since it completed a step or changed its phase, once that is longer than the
     phase's limit; 0 while it is not stalled. Only a new step or phase ends it.
     """
     stack: _builtins.str
-    """Where it is stalled: its threads' Python stacks, shortened."""
+    """Its threads' Python stacks while it is stalled, shortened."""
     step_us: _builtins.int
     """How long its last step took, and the median of its recent ones."""
     median_step_us: _builtins.int
     trace_file: _builtins.str
-    """Where its host keeps what its communication library recorded when it stalled (NCCL's flight
-    recorder), and how large that is; empty when there is none.
+    """The file on its host with the record of its communication library when it stalled (NCCL's flight
+    recorder), and the file's size; empty if there is none.
     """
     trace_bytes: _builtins.int
     supports_graceful_stop: _builtins.bool
-    """Whether it stops by itself when its generation is asked to, so that no signal is needed."""
+    """Whether it stops by itself after a stop request to its generation, so that no signal is needed."""
     late_ms: _builtins.int
     """Milliseconds since it completed a step or changed its phase, once that is clearly longer than such a
-    stay usually takes; 0 before. Nobody is blamed for it alone: others may hold the rank up.
+    phase usually takes; 0 before. No finding follows from it alone: other ranks may delay this one.
     """
     usual_ms: _builtins.int
     """How long its phase usually takes, as its agent saw it; 0 while that is unknown."""
     where: _builtins.str
-    """Where its main thread stood when it was late: the innermost function, and what that is for: "data",
+    """The innermost function of its main thread when it was late, and that function's purpose: "data",
     "collective", "storage" or "code". Empty while unknown.
     """
     activity: _builtins.str
@@ -457,17 +457,17 @@ class RankProgress(_message.Message):
     """
     @_builtins.property
     def save_hold(self) -> Global___SaveHold:
-        """Set while this rank cannot save for a reason that time may heal. A message of the rank without
-        it says that its saves are held no more.
+        """Set while a save of this rank waits for the storage to recover. A later message of the rank without
+        it means that no save waits any more.
         """
 
     @_builtins.property
     def training(self) -> Global___TrainingReport:
-        """What rank 0 knows of the training as a whole; that of other ranks is not looked at."""
+        """Rank 0's report on the training as a whole; ignored from other ranks."""
 
     @_builtins.property
     def step_times(self) -> Global___StepTimes:
-        """What its steps cost the rank itself; empty until it has measured enough of them, absent if it does not measure."""
+        """The rank's own time in its steps; empty until it has measured enough of them, absent if it does not measure."""
 
     def __init__(
         self,
@@ -502,7 +502,7 @@ Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
 
 @_typing.final
 class StepTimes(_message.Message):
-    """What the steps of a rank cost it by itself, without waiting for other ranks. Medians are over its
+    """The rank's own time in its steps, without waiting for other ranks. Medians are over its
     newest steps: two seconds of them, and at least five.
     """
 
@@ -524,11 +524,11 @@ class StepTimes(_message.Message):
     best_compute_us: _builtins.int
     """The smallest median of sixteen steps in a row; 0 before there is one."""
     steady_steps: _builtins.int
-    """For how many steps they have cost about as much as they do."""
+    """The number of steps for which these times have been about the same."""
     slowed_ms: _builtins.int
     """Milliseconds since its steps became slower than they were; 0 while they are not, or if that is unknown."""
     cheaper_us: _builtins.int
-    """What the cheaper one of its last two steps cost."""
+    """The smaller time of its last two steps."""
     def __init__(
         self,
         *,
@@ -551,7 +551,7 @@ Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 
 @_typing.final
 class RankEvidence(_message.Message):
-    """What a rank's host sees of it, while somebody looks."""
+    """Evidence of a rank's process from its host, while a viewer watches the rank."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -565,10 +565,10 @@ class RankEvidence(_message.Message):
     BEFORE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     stack: _builtins.str
-    """Its threads' Python stacks, shortened; empty if it cannot tell."""
+    """Its threads' Python stacks, shortened; empty if unknown."""
     log_file: _builtins.str
     age_ms: _builtins.int
-    """Milliseconds since that was looked at."""
+    """Milliseconds since the host took this evidence."""
     log_generation: _builtins.int
     """The generation in which that process began."""
     log_ended: _builtins.str
@@ -636,7 +636,7 @@ Global___RankLog: _TypeAlias = RankLog  # noqa: Y015
 
 @_typing.final
 class MemberHeard(_message.Message):
-    """When a member was last heard: any message of its session."""
+    """The time since a member's last message: any message of its session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -723,7 +723,7 @@ class TrainingReport(_message.Message):
 
     @_builtins.property
     def goodput_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Seconds by what they were spent on, over all generations, up to this message."""
+        """Seconds by cause, over all generations, up to this message."""
 
     def __init__(
         self,
@@ -744,7 +744,7 @@ Global___TrainingReport: _TypeAlias = TrainingReport  # noqa: Y015
 
 @_typing.final
 class SaveHold(_message.Message):
-    """A rank trains on and tries to save again: the storage refused for a reason that time may heal."""
+    """The storage refused a save for a reason that time may heal: the rank trains on and tries to save again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -757,7 +757,7 @@ class SaveHold(_message.Message):
     held_ms: _builtins.int
     """Milliseconds since the first failure."""
     reason: _builtins.str
-    """In words: "disk full"."""
+    """As a text: "disk full"."""
     host: _builtins.str
     def __init__(
         self,
@@ -777,7 +777,7 @@ Global___SaveHold: _TypeAlias = SaveHold  # noqa: Y015
 
 @_typing.final
 class DeviceStatus(_message.Message):
-    """One accelerator of a member, as its driver tells; absent readings are those it does not offer."""
+    """One accelerator of a member, as its driver reports it; readings that the driver lacks are absent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -803,12 +803,12 @@ class DeviceStatus(_message.Message):
     power_mw: _builtins.int
     ecc_uncorrected: _builtins.int
     fault: _builtins.str
-    """Why this device is not to be trained on; empty while it is healthy."""
+    """Why no rank should train on this device; empty while it is healthy."""
     throttled: _builtins.str
-    """Why its driver runs it slower than it could, other than by its power limit; empty while it does not."""
+    """Why its driver throttles it, other than by its power limit; empty while it does not."""
     @_builtins.property
     def xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """XID errors seen since the supervisor started."""
+        """XID errors seen since the agent started."""
 
     def __init__(
         self,
@@ -859,7 +859,7 @@ Global___DeviceStatus: _TypeAlias = DeviceStatus  # noqa: Y015
 
 @_typing.final
 class MemberDevices(_message.Message):
-    """What the accelerators of one member were like when they were last read."""
+    """The last readings of one member's accelerators."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -908,13 +908,13 @@ class Member(_message.Message):
     served_by: _builtins.str
     standby: _builtins.bool
     leaving: _builtins.bool
-    """It was asked to leave, and is given no place any more."""
+    """It has a request to leave, and gets no place any more."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]:
-        """What its ranks last said, in the order of their numbers, as far as it fits into a page with its member: of a rank
-        that said much the stack and trace_file may be left out, and the last ranks of a member with very many altogether.
+        """The last reports of its ranks, by number, as far as they fit into a page with the member: of a large report
+        the stack and trace_file may be left out, and of a member with very many ranks the last ranks.
         """
 
     @_builtins.property

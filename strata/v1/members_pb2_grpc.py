@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class MembersStub(object):
-    """Members: the unary way in, for clients that hold no session.
+    """Members: unary calls for clients without a session.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class MembersStub(object):
 
 
 class MembersServicer(object):
-    """Members: the unary way in, for clients that hold no session.
+    """Members: unary calls for clients without a session.
     """
 
     def Register(self, request, context):
@@ -74,15 +74,15 @@ class MembersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
-        incarnation registers the worker first if need be, with one slot.
+        """Proves that a worker is alive; due every heartbeat_s, to any replica. A heartbeat with neither boot nor
+        incarnation registers the worker first if necessary, with one slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportRankExit(self, request, context):
-        """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world.
+        """Reports that a rank's process ended: with code 0 the rank is done, else it failed, which ends the world.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,7 +137,7 @@ def add_MembersServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Members(object):
-    """Members: the unary way in, for clients that hold no session.
+    """Members: unary calls for clients without a session.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MembersStub:
-    """Members: the unary way in, for clients that hold no session."""
+    """Members: unary calls for clients without a session."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,32 +36,32 @@ class MembersStub:
     Register: _grpc.UnaryUnaryMultiCallable[_members_pb2.RegisterRequest, _members_pb2.RegisterResponse]
     """Registers a worker, or takes over one with the same boot. Creates the job when it is new."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_members_pb2.HeartbeatRequest, _members_pb2.HeartbeatResponse]
-    """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
-    incarnation registers the worker first if need be, with one slot.
+    """Proves that a worker is alive; due every heartbeat_s, to any replica. A heartbeat with neither boot nor
+    incarnation registers the worker first if necessary, with one slot.
     """
     ReportRankExit: _grpc.UnaryUnaryMultiCallable[_members_pb2.ReportRankExitRequest, _members_pb2.ReportRankExitResponse]
-    """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world."""
+    """Reports that a rank's process ended: with code 0 the rank is done, else it failed, which ends the world."""
     Leave: _grpc.UnaryUnaryMultiCallable[_members_pb2.LeaveRequest, _members_pb2.LeaveResponse]
     ListMembers: _grpc.UnaryUnaryMultiCallable[_members_pb2.ListMembersRequest, _members_pb2.ListMembersResponse]
 
 @_typing.type_check_only
 class MembersAsyncStub(MembersStub):
-    """Members: the unary way in, for clients that hold no session."""
+    """Members: unary calls for clients without a session."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_members_pb2.RegisterRequest, _members_pb2.RegisterResponse]  # type: ignore[assignment]
     """Registers a worker, or takes over one with the same boot. Creates the job when it is new."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_members_pb2.HeartbeatRequest, _members_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
-    incarnation registers the worker first if need be, with one slot.
+    """Proves that a worker is alive; due every heartbeat_s, to any replica. A heartbeat with neither boot nor
+    incarnation registers the worker first if necessary, with one slot.
     """
     ReportRankExit: _aio.UnaryUnaryMultiCallable[_members_pb2.ReportRankExitRequest, _members_pb2.ReportRankExitResponse]  # type: ignore[assignment]
-    """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world."""
+    """Reports that a rank's process ended: with code 0 the rank is done, else it failed, which ends the world."""
     Leave: _aio.UnaryUnaryMultiCallable[_members_pb2.LeaveRequest, _members_pb2.LeaveResponse]  # type: ignore[assignment]
     ListMembers: _aio.UnaryUnaryMultiCallable[_members_pb2.ListMembersRequest, _members_pb2.ListMembersResponse]  # type: ignore[assignment]
 
 class MembersServicer(metaclass=_abc_1.ABCMeta):
-    """Members: the unary way in, for clients that hold no session."""
+    """Members: unary calls for clients without a session."""
 
     @_abc_1.abstractmethod
     def Register(
@@ -77,8 +77,8 @@ class MembersServicer(metaclass=_abc_1.ABCMeta):
         request: _members_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_members_pb2.HeartbeatResponse, _abc.Awaitable[_members_pb2.HeartbeatResponse]]:
-        """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
-        incarnation registers the worker first if need be, with one slot.
+        """Proves that a worker is alive; due every heartbeat_s, to any replica. A heartbeat with neither boot nor
+        incarnation registers the worker first if necessary, with one slot.
         """
 
     @_abc_1.abstractmethod
@@ -87,7 +87,7 @@ class MembersServicer(metaclass=_abc_1.ABCMeta):
         request: _members_pb2.ReportRankExitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_members_pb2.ReportRankExitResponse, _abc.Awaitable[_members_pb2.ReportRankExitResponse]]:
-        """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world."""
+        """Reports that a rank's process ended: with code 0 the rank is done, else it failed, which ends the world."""
 
     @_abc_1.abstractmethod
     def Leave(

@@ -115,8 +115,8 @@ Global___PeerArrivals: _TypeAlias = PeerArrivals  # noqa: Y015
 
 @_typing.final
 class PeerProgress(_message.Message):
-    """What the sender's ranks last said of themselves, every second if it changed: so that whoever
-    breaks a barrier can name what the missing ones were doing.
+    """The last reports of the sender's ranks, every second if they changed: the replica that breaks a
+    barrier can then name what the missing ranks were doing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -133,11 +133,11 @@ class PeerProgress(_message.Message):
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankProgress]: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberDevices]:
-        """The accelerators of the sender's members, when they were read anew."""
+        """The accelerators of the sender's members, if there are new readings."""
 
     @_builtins.property
     def heard(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberHeard]:
-        """Of jobs that somebody looks at: the sender's members, and the ranks that are looked at."""
+        """Of jobs that a viewer watches: the sender's members, and the watched ranks."""
 
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankEvidence]: ...
@@ -161,7 +161,7 @@ Global___PeerProgress: _TypeAlias = PeerProgress  # noqa: Y015
 
 @_typing.final
 class PeerInterest(_message.Message):
-    """Somebody looks at a job at the sender; sent every second as long as that is so."""
+    """A viewer watches a job at the sender; sent every second while that lasts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,7 +188,7 @@ Global___PeerInterest: _TypeAlias = PeerInterest  # noqa: Y015
 
 @_typing.final
 class PeerHeartbeat(_message.Message):
-    """A heartbeat that came to the sender, of a member that the receiver serves as its key says."""
+    """A heartbeat that the sender received from a member; by the member's key, the receiver serves it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -262,7 +262,7 @@ class HistorySeries(_message.Message):
     name: _builtins.str
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """NaN where there is none."""
+        """NaN for a missing value."""
 
     def __init__(
         self,
@@ -365,8 +365,8 @@ Global___PeerHeard: _TypeAlias = PeerHeard  # noqa: Y015
 
 @_typing.final
 class PeerTick(_message.Message):
-    """Every 500 ms: this replica turns, and says whether it is ready, and for how long etcd has told it
-    nothing.
+    """Every 500 ms: this replica's event loop turns; whether it is ready, and for how long it has received
+    nothing from etcd.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

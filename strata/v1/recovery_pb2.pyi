@@ -80,7 +80,7 @@ Global___DatasetShards: _TypeAlias = DatasetShards  # noqa: Y015
 
 @_typing.final
 class RecoveryResponse(_message.Message):
-    """What is not shards or rank_recoveries comes with the first page only."""
+    """Fields other than shards and rank_recoveries are in the first page only."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -101,7 +101,7 @@ class RecoveryResponse(_message.Message):
     def world(self) -> _worlds_pb2.World: ...
     @_builtins.property
     def checkpoint(self) -> _checkpoints_pb2.Checkpoint:
-        """Absent when the generation begins from nothing."""
+        """Absent if the generation begins without a checkpoint."""
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -115,7 +115,7 @@ class RecoveryResponse(_message.Message):
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
     def rank_recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankRecovery]:
-        """What each of `ranks` restores from, in their order."""
+        """The recovery of each of `ranks`, in their order."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ Global___RecoveryResponse: _TypeAlias = RecoveryResponse  # noqa: Y015
 
 @_typing.final
 class RankRecovery(_message.Message):
-    """Where one rank's part of the state lies."""
+    """The location of one rank's part of the state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RecoveryStub(object):
-    """Recovery: where a worker goes on from.
+    """Recovery: the checkpoint and the shards with which a worker continues.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class RecoveryStub(object):
 
 
 class RecoveryServicer(object):
-    """Recovery: where a worker goes on from.
+    """Recovery: the checkpoint and the shards with which a worker continues.
     """
 
     def GetRecovery(self, request, context):
@@ -69,7 +69,7 @@ def add_RecoveryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Recovery(object):
-    """Recovery: where a worker goes on from.
+    """Recovery: the checkpoint and the shards with which a worker continues.
     """
 
     @staticmethod

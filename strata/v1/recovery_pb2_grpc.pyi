@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RecoveryStub:
-    """Recovery: where a worker goes on from."""
+    """Recovery: the checkpoint and the shards with which a worker continues."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class RecoveryStub:
 
 @_typing.type_check_only
 class RecoveryAsyncStub(RecoveryStub):
-    """Recovery: where a worker goes on from."""
+    """Recovery: the checkpoint and the shards with which a worker continues."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRecovery: _aio.UnaryUnaryMultiCallable[_recovery_pb2.RecoveryRequest, _recovery_pb2.RecoveryResponse]  # type: ignore[assignment]
 
 class RecoveryServicer(metaclass=_abc_1.ABCMeta):
-    """Recovery: where a worker goes on from."""
+    """Recovery: the checkpoint and the shards with which a worker continues."""
 
     @_abc_1.abstractmethod
     def GetRecovery(

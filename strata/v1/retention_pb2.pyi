@@ -21,9 +21,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Keep(_message.Message):
-    """Retention: which checkpoints of a job stay. What asks for it is in the service Checkpoints.
+    """Retention: which checkpoints of a job are kept. The calls are in the service Checkpoints.
 
-    What stays: a checkpoint that any one of these rules wants. 0: no such rule; none at all: everything.
+    A checkpoint is kept if any of these rules matches it. 0: no such rule. Without any rule all are kept.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -95,7 +95,7 @@ class Retention(_message.Message):
     def keep(self) -> Global___Keep: ...
     @_builtins.property
     def tiers(self) -> _containers.MessageMap[_builtins.str, Global___Keep]:
-        """Where another rule holds, by the name of the tier."""
+        """Tiers with rules of their own, by name."""
 
     def __init__(
         self,
@@ -123,17 +123,17 @@ class SetRetentionRequest(_message.Message):
     IF_REVISION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     if_revision: _builtins.int
-    """Only in place of what this revision of GetRetention said, 0: of none; else a conflict."""
+    """Replace only the rules of this revision of GetRetention (0: no rules), else CONFLICT."""
     @_builtins.property
     def retention(self) -> Global___Retention:
-        """Without rules: everything stays."""
+        """Without rules: all checkpoints are kept."""
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
     def author(self) -> _common_pb2.Author:
-        """A rank that hands its settings over, which are for all tiers: refused once its generation is over. Rules of
-        tiers that it does not name stand.
+        """Set if a rank sends its program's settings, which are for all tiers: refused once its generation is over. The
+        rules of tiers that it does not name stay.
         """
 
     def __init__(
@@ -246,7 +246,7 @@ class GetRetentionResponse(_message.Message):
     """Empty when there are no more."""
     @_builtins.property
     def retention(self) -> Global___Retention:
-        """Absent when nobody has set it: everything stays. With the first page only, as revision is."""
+        """Absent if it was never set: all checkpoints are kept. Like revision, in the first page only."""
 
     @_builtins.property
     def kept(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

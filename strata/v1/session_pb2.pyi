@@ -86,20 +86,20 @@ class Hello(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     IF_READY_FIELD_NUMBER: _builtins.int
     leaving: _builtins.bool
-    """A member that is about to send Leave: its key is not made anew when the leave is on record."""
+    """A member that is about to send Leave: its key is not created again if the leave is on record."""
     if_ready: _builtins.bool
-    """A member that is still served, by a replica that says it is not ready: refused at once with
-    UNAVAILABLE unless this one is.
+    """A member whose present replica reports that it is not ready: refused at once with
+    UNAVAILABLE unless this replica is ready.
     """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
     def member(self) -> _members_pb2.Registration:
-        """A member: registers, or hands itself over to this replica."""
+        """A member: registers, or moves its session to this replica."""
 
     @_builtins.property
     def rank(self) -> Global___RankHello:
-        """A rank that attaches to its supervisor."""
+        """A rank that attaches to its agent."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class RankHello(_message.Message):
     local_rank: _builtins.int
     pid: _builtins.int
     in_process: _builtins.bool
-    """It goes on as a rank of a newer generation when it is told a place in one, without a new process."""
+    """It can continue as a rank of a newer generation, without a new process, when it receives a RankPlace."""
     def __init__(
         self,
         *,
@@ -158,7 +158,7 @@ Global___RankHello: _TypeAlias = RankHello  # noqa: Y015
 
 @_typing.final
 class Tick(_message.Message):
-    """Says that the other side's event loop turns; every second, both ways."""
+    """Shows that the sender's event loop turns; every second, both ways."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -168,7 +168,7 @@ class Tick(_message.Message):
     sequence: _builtins.int
     ready: _builtins.bool
     """Downward: whether this replica is ready, and which others are. When ready is false, the member
-    should go to one of these; when it names none, it may look by itself (Hello.if_ready).
+    should go to one of these; if there are none, it may try others by itself (Hello.if_ready).
     """
     @_builtins.property
     def ready_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -220,11 +220,11 @@ class Progress(_message.Message):
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankProgress]: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.DeviceStatus]:
-        """What the member's accelerators are like, when that was read anew."""
+        """The member's accelerators, if there are new readings."""
 
     @_builtins.property
     def evidence(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankEvidence]:
-        """Of ranks that somebody looks at."""
+        """Of ranks that a viewer watches."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class RankExit(_message.Message):
     id: _builtins.int
     """Confirmed by a reply of this id once it is durable."""
     early: _builtins.bool
-    """The process failed by itself within its first seconds, before it said that it made a step."""
+    """The process failed by itself within its first seconds, before it reported a step."""
     def __init__(
         self,
         *,
@@ -413,7 +413,7 @@ Global___Call: _TypeAlias = Call  # noqa: Y015
 
 @_typing.final
 class Leave(_message.Message):
-    """The member goes for good; its key is deleted. Confirmed by the end of the stream."""
+    """The member leaves for good; its key is deleted. Confirmed by the end of the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,8 +504,8 @@ Global___Down: _TypeAlias = Down  # noqa: Y015
 
 @_typing.final
 class AgentStart(_message.Message):
-    """The first message to the agent of a standalone process, before its Hello: where the coordinators are, and as whom to
-    speak to them. Of credentials only the names of files.
+    """The first message to the agent of a standalone process, before its Hello: the coordinators' addresses, and the
+    credentials for them. Of credentials only the names of files.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -546,8 +546,8 @@ Global___AgentStart: _TypeAlias = AgentStart  # noqa: Y015
 
 @_typing.final
 class Inspect(_message.Message):
-    """Somebody looks at this rank: the member answers with evidence in its next Progress. Again every second for as long
-    as somebody looks.
+    """A viewer watches this rank: the member answers with evidence in its next Progress. Sent every second while that
+    lasts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -642,7 +642,7 @@ class WorldUpdate(_message.Message):
     phase: _worlds_pb2.JobPhase.ValueType
     phase_reason: _builtins.str
     waits: _builtins.str
-    """Of a job that was taken up again, before its next world: whom that waits for, as of now; for people."""
+    """Of a job that was taken up again, before its next world: the members that this world waits for now; for people."""
     @_builtins.property
     def world(self) -> _worlds_pb2.World: ...
     @_builtins.property
@@ -655,8 +655,8 @@ class WorldUpdate(_message.Message):
 
     @_builtins.property
     def notice(self) -> _worlds_pb2.StopNotice:
-        """Of a member with a place: what asks this generation's ranks to stop. Of one without: what asked
-        it to leave, now or in an earlier generation.
+        """Of a member with a place: the stop request to this generation's ranks. Of one without: the request to
+        leave that it received, now or in an earlier generation.
         """
 
     def __init__(
@@ -681,7 +681,7 @@ Global___WorldUpdate: _TypeAlias = WorldUpdate  # noqa: Y015
 
 @_typing.final
 class RankPlace(_message.Message):
-    """To a rank with in_process: its place in a newer generation, once all members of that have met.
+    """To a rank with in_process: its place in a newer generation, once all members of that generation have met.
     It attaches again, by a RankHello of that generation, or its process is replaced by a new one.
     """
 
@@ -694,7 +694,7 @@ class RankPlace(_message.Message):
     MASTER_PORT_FIELD_NUMBER: _builtins.int
     local_rank: _builtins.int
     master_addr: _builtins.str
-    """Where the ranks of the generation meet."""
+    """The address at which the generation's ranks connect (torch's MASTER_ADDR and MASTER_PORT)."""
     master_port: _builtins.int
     @_builtins.property
     def world(self) -> _worlds_pb2.World: ...
@@ -741,7 +741,7 @@ Global___Outcomes: _TypeAlias = Outcomes  # noqa: Y015
 
 @_typing.final
 class ArrivalRefused(_message.Message):
-    """An arrival that does not count: malformed, too large, of other participants than those before
+    """An arrival that does not count: malformed, too large, of other participants than the arrivals before
     it, of ranks that are not this member's, or of a generation that has ended. Without ranks: the
     round ended without an outcome for all that had arrived.
     """
@@ -963,7 +963,7 @@ Global___Moved: _TypeAlias = Moved  # noqa: Y015
 
 @_typing.final
 class Ended(_message.Message):
-    """The session is over for good, with the error that its user shall see."""
+    """The session is over for good, with the error for its user."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,7 +56,7 @@ class _StopActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopAction
     STOP_ACTION_DRAIN: _StopAction.ValueType  # 3
     """All ranks save; the named workers leave with exit code 75, the others go on without them."""
     STOP_ACTION_SCALE: _StopAction.ValueType  # 4
-    """All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it."""
+    """All ranks save, and wait for a world of another size; no member leaves. Only the leader requests it."""
 
 class StopAction(_StopAction, metaclass=_StopActionEnumTypeWrapper):
     """How the ranks of a generation are to end."""
@@ -69,7 +69,7 @@ STOP_ACTION_PAUSE: StopAction.ValueType  # 2
 STOP_ACTION_DRAIN: StopAction.ValueType  # 3
 """All ranks save; the named workers leave with exit code 75, the others go on without them."""
 STOP_ACTION_SCALE: StopAction.ValueType  # 4
-"""All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it."""
+"""All ranks save, and wait for a world of another size; no member leaves. Only the leader requests it."""
 Global___StopAction: _TypeAlias = StopAction  # noqa: Y015
 
 @_typing.final
@@ -88,8 +88,8 @@ class JobSpec(_message.Message):
     settle_s: _builtins.float
     max_no_progress_generations: _builtins.int
     max_generations: _builtins.int
-    """With so many generations ended by a failure the job fails; those of a job taken up again count
-    anew. 0: no limit.
+    """After this many generations that ended in a failure the job fails; the count restarts when the job is
+    taken up again. 0: no limit.
     """
     def __init__(
         self,
@@ -216,10 +216,10 @@ Global___WorldMember: _TypeAlias = WorldMember  # noqa: Y015
 
 @_typing.final
 class StopNotice(_message.Message):
-    """Asks the ranks of one generation to agree on a step, to save it and to stop there. There is at
-    most one a generation, which only becomes wider or more urgent: to scale, to drain and to preempt each
-    mean more than the one before, a drain takes in the workers of another one, and the shorter grace holds. Who was asked to leave is told so in later generations too, in
-    which it has no place, until it has left: generation is then the newer one.
+    """Requests the ranks of one generation to agree on a step, to save it and to stop there. A generation has at most
+    one notice, which only becomes wider or more urgent: PREEMPT replaces DRAIN, DRAIN replaces SCALE, a second drain
+    adds its workers, and the shorter grace holds. A member with a request to leave gets the notice in later generations
+    too, in which it has no place, until it has left: generation is then the newer one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -234,15 +234,15 @@ class StopNotice(_message.Message):
     action: Global___StopAction.ValueType
     reason: _builtins.str
     grace_ms: _builtins.int
-    """How long the save may take from the notice on. One that cannot be done in time is skipped; 0:
-    stop at once, without one. Of a SCALE: how long the ranks may take to agree on a step; its save has
+    """How long the save may take from the notice on. A save that cannot end in time is skipped; 0:
+    stop at once, without a save. Of a SCALE: how long the ranks may take to agree on a step; its save has
     all the time that a commit takes.
     """
     pause: _builtins.bool
-    """Somebody asked for a PAUSE as well: the job is paused once those who leave have stopped."""
+    """There was a request for a PAUSE too: the job is paused once the leaving workers have stopped."""
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those who leave; empty unless action is DRAIN."""
+        """The workers that leave; empty unless action is DRAIN."""
 
     def __init__(
         self,
@@ -386,8 +386,8 @@ class Job(_message.Message):
     latest_step: _builtins.int
     has_latest: _builtins.bool
     diagnosis: _builtins.str
-    """What is wrong with its ranks and devices at this moment, as far as the replica that answers
-    knows: who is stalled, who is slow, which device has failed. Empty when nothing is known.
+    """The present findings on its ranks and devices that the answering replica knows: stalled ranks,
+    slow ranks, failed devices. Empty if there are none.
     """
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
@@ -397,11 +397,11 @@ class Job(_message.Message):
     def standbys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def notice(self) -> Global___StopNotice:
-        """Set while the current generation is asked to stop."""
+        """Set while the current generation has a stop request."""
 
     @_builtins.property
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the ranks that stand still: those that seem to hold up the others."""
+        """Of the stalled ranks: those that seem to delay the others."""
 
     def __init__(
         self,
@@ -603,7 +603,7 @@ class ScaleJobRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     min_workers: _builtins.int
-    """Zero keeps what it is."""
+    """Zero keeps the present value."""
     max_workers: _builtins.int
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -700,8 +700,8 @@ class StopJobResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def notice(self) -> Global___StopNotice:
-        """The notice that holds: an earlier one if there was one. Absent when there was nobody to ask, and
-        when a job was paused `now`: its phase says so at once.
+        """The notice in force: an earlier one if there was one. Absent if the job had no ranks to stop, and
+        if it was paused `now`: its phase shows that at once.
         """
 
     @_builtins.property

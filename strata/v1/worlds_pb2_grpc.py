@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorldsStub(object):
-    """Worlds: who trains together.
+    """Worlds: the members that train together.
     """
 
     def __init__(self, channel):
@@ -78,7 +78,7 @@ class WorldsStub(object):
 
 
 class WorldsServicer(object):
-    """Worlds: who trains together.
+    """Worlds: the members that train together.
     """
 
     def GetWorld(self, request, context):
@@ -115,7 +115,7 @@ class WorldsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Asks the ranks of the current generation to agree on a step, to save it and to stop there.
+        """Requests the ranks of the current generation to agree on a step, to save it and to stop there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,7 +129,7 @@ class WorldsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteJob(self, request, context):
-        """Forgets a job that nobody is a member of: everything but the files of its checkpoints.
+        """Deletes a job without members: all its keys, but not the files of its checkpoints.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,7 +187,7 @@ def add_WorldsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worlds(object):
-    """Worlds: who trains together.
+    """Worlds: the members that train together.
     """
 
     @staticmethod

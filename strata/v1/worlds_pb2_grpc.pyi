@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorldsStub:
-    """Worlds: who trains together."""
+    """Worlds: the members that train together."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -42,15 +42,15 @@ class WorldsStub:
     ScaleJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ScaleJobRequest, _worlds_pb2.ScaleJobResponse]
     """Changes how many members the job needs and takes. The leader then grows or shrinks its world."""
     StopJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.StopJobRequest, _worlds_pb2.StopJobResponse]
-    """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
+    """Requests the ranks of the current generation to agree on a step, to save it and to stop there."""
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ResumeJobRequest, _worlds_pb2.ResumeJobResponse]
     """Lets a paused job train again."""
     DeleteJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.DeleteJobRequest, _worlds_pb2.DeleteJobResponse]
-    """Forgets a job that nobody is a member of: everything but the files of its checkpoints."""
+    """Deletes a job without members: all its keys, but not the files of its checkpoints."""
 
 @_typing.type_check_only
 class WorldsAsyncStub(WorldsStub):
-    """Worlds: who trains together."""
+    """Worlds: the members that train together."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetWorld: _aio.UnaryUnaryMultiCallable[_worlds_pb2.GetWorldRequest, _worlds_pb2.GetWorldResponse]  # type: ignore[assignment]
@@ -62,14 +62,14 @@ class WorldsAsyncStub(WorldsStub):
     ScaleJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ScaleJobRequest, _worlds_pb2.ScaleJobResponse]  # type: ignore[assignment]
     """Changes how many members the job needs and takes. The leader then grows or shrinks its world."""
     StopJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.StopJobRequest, _worlds_pb2.StopJobResponse]  # type: ignore[assignment]
-    """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
+    """Requests the ranks of the current generation to agree on a step, to save it and to stop there."""
     ResumeJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ResumeJobRequest, _worlds_pb2.ResumeJobResponse]  # type: ignore[assignment]
     """Lets a paused job train again."""
     DeleteJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.DeleteJobRequest, _worlds_pb2.DeleteJobResponse]  # type: ignore[assignment]
-    """Forgets a job that nobody is a member of: everything but the files of its checkpoints."""
+    """Deletes a job without members: all its keys, but not the files of its checkpoints."""
 
 class WorldsServicer(metaclass=_abc_1.ABCMeta):
-    """Worlds: who trains together."""
+    """Worlds: the members that train together."""
 
     @_abc_1.abstractmethod
     def GetWorld(
@@ -115,7 +115,7 @@ class WorldsServicer(metaclass=_abc_1.ABCMeta):
         request: _worlds_pb2.StopJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worlds_pb2.StopJobResponse, _abc.Awaitable[_worlds_pb2.StopJobResponse]]:
-        """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
+        """Requests the ranks of the current generation to agree on a step, to save it and to stop there."""
 
     @_abc_1.abstractmethod
     def ResumeJob(
@@ -131,6 +131,6 @@ class WorldsServicer(metaclass=_abc_1.ABCMeta):
         request: _worlds_pb2.DeleteJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worlds_pb2.DeleteJobResponse, _abc.Awaitable[_worlds_pb2.DeleteJobResponse]]:
-        """Forgets a job that nobody is a member of: everything but the files of its checkpoints."""
+        """Deletes a job without members: all its keys, but not the files of its checkpoints."""
 
 def add_WorldsServicer_to_server(servicer: WorldsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

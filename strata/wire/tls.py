@@ -76,10 +76,10 @@ class ServerTls:
         except StrataError as error:
             if self._complaint != error.message:
                 self._complaint = error.message
-                log.warning("certificate_not_taken", error=error.message, hint=error.hint)
+                log.warning("certificate_not_loaded", error=error.message, hint=error.hint)
             return None
         self._stamp, self._complaint = now, ""
-        log.info("certificate_taken", cert_file=str(self._credentials.cert_file))
+        log.info("certificate_loaded", cert_file=str(self._credentials.cert_file))
         return found
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -137,8 +137,8 @@ def bearer(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == "authorization" and isinstance(value, str):
             if value[: len(_BEARER)].lower() != _BEARER.lower():
-                raise Unauthenticated("the authorization is of another kind than Bearer")
+                raise Unauthenticated("the authorization is not of the kind Bearer")
             return value[len(_BEARER) :].strip()
     raise Unauthenticated(
-        "the coordinator wants a token, and none was sent", hint="set auth.token_file (--token-file)"
+        "the coordinator requires a token, and none was sent", hint="set auth.token_file (--token-file)"
     )

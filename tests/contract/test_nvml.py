@@ -30,7 +30,7 @@ def real() -> Any:
     return pytest.importorskip("pynvml", reason="the extra gpu is not installed")
 
 
-def test_the_fake_has_the_real_one_s_functions(fake: ModuleType, real: Any) -> None:
+def test_the_fake_has_the_functions_of_the_real_module(fake: ModuleType, real: Any) -> None:
     functions = [name for name in vars(fake) if name.startswith("nvml") and callable(getattr(fake, name))]
     assert len(functions) > 10
     for name in functions:
@@ -40,7 +40,7 @@ def test_the_fake_has_the_real_one_s_functions(fake: ModuleType, real: Any) -> N
         assert list(ours.parameters) == list(theirs.parameters), name
 
 
-def test_the_fake_has_the_real_one_s_constants(fake: ModuleType, real: Any) -> None:
+def test_the_fake_has_the_constants_of_the_real_module(fake: ModuleType, real: Any) -> None:
     constants = {
         name: value for name, value in vars(fake).items() if isinstance(value, int) and name[0] != "_"
     }

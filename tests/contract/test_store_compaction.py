@@ -10,7 +10,7 @@ from strata.errors import InvalidArgument
 from tests.contract.conftest import Subject
 
 
-async def test_the_past_before_it_is_gone_and_the_rest_stays(subject: Subject) -> None:
+async def test_revisions_before_the_compaction_are_unreadable_and_later_ones_stay(subject: Subject) -> None:
     first = await subject.put("a", "b", value=b"1")
     second = await subject.put("a", value=b"2")
     third = await subject.put("a", value=b"3")
@@ -42,20 +42,20 @@ async def test_the_newest_revision_may_be_compacted(subject: Subject) -> None:
     assert (await subject.put("a")) == head + 1
 
 
-async def test_again_is_no_error_and_neither_is_further_back(subject: Subject) -> None:
+async def test_compacting_the_same_or_an_older_revision_again_is_no_error(subject: Subject) -> None:
     head = await subject.put("a")
     await subject.store.compact(head)
     await subject.store.compact(head)
     await subject.store.compact(head - 1)
 
 
-async def test_the_future_cannot_be_compacted(subject: Subject) -> None:
+async def test_a_future_revision_cannot_be_compacted(subject: Subject) -> None:
     head = await subject.put("a")
     with pytest.raises(InvalidArgument):
         await subject.store.compact(head + 1)
 
 
-async def test_a_transaction_that_reads_what_is_gone_writes_nothing(subject: Subject) -> None:
+async def test_a_transaction_that_reads_a_compacted_revision_writes_nothing(subject: Subject) -> None:
     first = await subject.put("a")
     head = await subject.put("a")
     await subject.store.compact(head)

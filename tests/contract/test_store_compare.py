@@ -61,7 +61,7 @@ async def test_an_absent_key_counts_as_zero_and_so_does_an_empty_range(
 @pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize("operand", [b"", b"x"])
 @pytest.mark.parametrize("ranged", [False, True], ids=["key", "empty range"])
-async def test_nothing_is_true_of_the_value_of_an_absent_key(
+async def test_a_value_compare_of_an_absent_key_never_holds(
     subject: Subject, op: Op, operand: bytes, ranged: bool
 ) -> None:
     end = subject.key("b") if ranged else None
@@ -105,7 +105,7 @@ async def test_an_inverted_range_is_an_empty_one(subject: Subject) -> None:
     assert await holds(subject, inverted)
 
 
-async def test_the_named_conditions(subject: Subject) -> None:
+async def test_the_named_conditions_match_the_state_of_the_key(subject: Subject) -> None:
     a = subject.key("a")
     assert await holds(subject, absent(a), unchanged(a, 0), none_in(a), none_newer_in(a, 0))
     assert not await holds(subject, present(a))
@@ -121,7 +121,7 @@ async def test_the_named_conditions(subject: Subject) -> None:
     assert not await holds(subject, none_in(subject.prefix))
 
 
-async def test_the_lease_of_a_key_compares(subject: Subject) -> None:
+async def test_a_compare_of_the_lease_holds_until_the_lease_changes(subject: Subject) -> None:
     lease = await subject.store.grant(60)
     await subject.put("a", lease=lease.id)
     compare = Compare(key=subject.key("a"), target=Target.LEASE, op=Op.EQUAL, operand=lease.id)
@@ -131,7 +131,7 @@ async def test_the_lease_of_a_key_compares(subject: Subject) -> None:
     await subject.store.revoke(lease.id)
 
 
-async def test_compares_look_at_the_state_before_the_transaction(subject: Subject) -> None:
+async def test_compares_evaluate_the_state_before_the_transaction(subject: Subject) -> None:
     a = subject.key("a")
     txn = Txn(compares=(absent(a),)).then()
     assert (await subject.store.execute(txn)).succeeded

@@ -268,7 +268,9 @@ def loop() -> Iterator[asyncio.Runner]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the thorough profile runs 5,000 programs
-def test_every_program_has_the_same_answers(loop: asyncio.Runner, single_etcd: EtcdCluster) -> None:
+def test_both_stores_give_the_same_answers_to_every_random_program(
+    loop: asyncio.Runner, single_etcd: EtcdCluster
+) -> None:
     etcd = loop.run(_connect(single_etcd))
     outcomes: dict[str, int] = {}
 

@@ -11,7 +11,7 @@ from strata.errors import NotFound
 from tests.contract.conftest import Subject
 
 
-async def test_a_lease_is_granted_and_no_write(subject: Subject) -> None:
+async def test_granting_a_lease_creates_no_revision(subject: Subject) -> None:
     before = await subject.head()
     one, two = await subject.store.grant(60), await subject.store.grant(60)
     assert one.id != two.id
@@ -20,11 +20,11 @@ async def test_a_lease_is_granted_and_no_write(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("asked", [-1, 0])
-async def test_a_lease_has_some_length(subject: Subject, asked: int) -> None:
+async def test_a_lease_lasts_at_least_one_second(subject: Subject, asked: int) -> None:
     assert (await subject.store.grant(asked)).ttl_s >= 1
 
 
-async def test_its_keys_go_with_it_in_one_revision(subject: Subject) -> None:
+async def test_revoking_a_lease_deletes_its_keys_in_one_revision(subject: Subject) -> None:
     lease = await subject.store.grant(60)
     await subject.put("c", "a", lease=lease.id)
     await subject.put("b", lease=lease.id)
@@ -60,7 +60,7 @@ async def test_the_last_put_decides_about_the_lease(subject: Subject) -> None:
     assert await subject.names() == ["freed", "renewed"]
 
 
-async def test_it_expires(subject: Subject) -> None:
+async def test_an_expired_lease_deletes_its_keys(subject: Subject) -> None:
     lease = await subject.store.grant(1)
     assert lease.ttl_s == 1
     begin = asyncio.get_running_loop().time()
@@ -75,7 +75,7 @@ async def test_it_expires(subject: Subject) -> None:
         await subject.put("c", lease=lease.id)
 
 
-async def test_it_lives_while_it_is_renewed(subject: Subject) -> None:
+async def test_a_lease_lives_while_it_is_renewed(subject: Subject) -> None:
     lease = await subject.store.grant(3)  # much longer than a busy machine may delay this test
     revision = await subject.put("a", lease=lease.id)
     async with subject.watching(revision + 1) as watcher:
@@ -87,7 +87,7 @@ async def test_it_lives_while_it_is_renewed(subject: Subject) -> None:
         assert await deleted == ["-a"]
 
 
-async def test_renewing_what_is_gone_is_not_found(subject: Subject) -> None:
+async def test_renewing_a_revoked_or_unknown_lease_raises_not_found(subject: Subject) -> None:
     lease = await subject.store.grant(60)
     await subject.store.revoke(lease.id)
     with pytest.raises(NotFound):
@@ -96,7 +96,7 @@ async def test_renewing_what_is_gone_is_not_found(subject: Subject) -> None:
         await subject.store.keep_alive(4711)
 
 
-async def test_ending_what_is_gone_is_no_error(subject: Subject) -> None:
+async def test_revoking_a_lease_twice_is_no_error(subject: Subject) -> None:
     lease = await subject.store.grant(60)
     await subject.store.revoke(lease.id)
     await subject.store.revoke(lease.id)

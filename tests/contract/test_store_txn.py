@@ -21,7 +21,7 @@ from strata.core.kv.txn import (
 from tests.contract.conftest import Subject
 
 
-async def test_a_key_knows_its_history(subject: Subject) -> None:
+async def test_a_key_records_its_create_revision_mod_revision_and_version(subject: Subject) -> None:
     first = await subject.put("a", value=b"1")
     await subject.put("b")
     third = await subject.put("a", value=b"2")
@@ -31,7 +31,7 @@ async def test_a_key_knows_its_history(subject: Subject) -> None:
     assert (kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease) == (b"2", first, third, 2, 0)
 
 
-async def test_a_key_that_is_created_again_begins_anew(subject: Subject) -> None:
+async def test_a_recreated_key_restarts_its_version_and_create_revision(subject: Subject) -> None:
     await subject.put("a")
     await subject.put("a")
     await subject.store.execute(Txn(success=(Delete(key=subject.key("a")),)))
@@ -54,7 +54,7 @@ async def test_the_same_value_again_is_a_write(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("writes", ["nothing", "read", "delete of nothing", "other branch"])
-async def test_what_writes_nothing_raises_no_revision(subject: Subject, writes: str) -> None:
+async def test_a_transaction_without_writes_creates_no_revision(subject: Subject, writes: str) -> None:
     revision = await subject.put("a")
     txn = {
         "nothing": Txn(),
@@ -70,7 +70,7 @@ async def test_what_writes_nothing_raises_no_revision(subject: Subject, writes: 
     assert await subject.head() == revision
 
 
-async def test_one_branch_is_executed(subject: Subject) -> None:
+async def test_only_the_matching_branch_is_executed(subject: Subject) -> None:
     txn = Txn(
         compares=(absent(subject.key("a")),),
         success=(Put(key=subject.key("a"), value=b"then"),),
@@ -103,7 +103,7 @@ async def test_a_transaction_reads_its_own_writes_in_order(subject: Subject) -> 
     assert {read.revision for read in result.reads} == {result.revision}
 
 
-async def test_a_read_of_a_revision_does_not_see_the_transaction_it_is_in(subject: Subject) -> None:
+async def test_a_read_at_an_older_revision_does_not_see_its_own_transaction(subject: Subject) -> None:
     before = await subject.put("a", value=b"old")
     result = await subject.store.execute(
         Txn(success=(Put(key=subject.key("a"), value=b"new"), Range(key=subject.key("a"), revision=before)))
@@ -148,7 +148,7 @@ async def test_a_range_without_an_end_takes_all_from_a_key_on(subject: Subject) 
     assert await high.names() == []
 
 
-async def test_limit_and_keys_only(subject: Subject) -> None:
+async def test_reads_honour_limit_and_keys_only(subject: Subject) -> None:
     await subject.put("a", "b", "c", value=b"v")
     everything = read_prefix(subject.prefix)
     part = await subject.store.read(replace(everything, limit=2))
@@ -159,7 +159,7 @@ async def test_limit_and_keys_only(subject: Subject) -> None:
     assert {kv.version for kv in whole.kvs} == {1}
 
 
-async def test_a_read_of_what_was_written_since_counts_the_rest_too(subject: Subject) -> None:
+async def test_a_read_with_min_mod_revision_counts_older_keys_too(subject: Subject) -> None:
     await subject.put("a", "b", value=b"1")
     since = await subject.put("b", "c", value=b"2")
     await subject.put("d", value=b"3")
@@ -194,7 +194,7 @@ async def test_every_client_sees_a_write_at_once(subject: Subject) -> None:
         assert (read.kvs[0].value, read.revision) == (value, revision)
 
 
-async def test_any_value_and_any_text_in_a_key(subject: Subject) -> None:
+async def test_keys_may_be_any_text_and_values_any_bytes(subject: Subject) -> None:
     value = bytes(range(256)) * 100
     await subject.put("schlüssel/键", value=value)
     kv = await subject.get("schlüssel/键")
@@ -205,7 +205,9 @@ async def test_any_value_and_any_text_in_a_key(subject: Subject) -> None:
 @pytest.mark.parametrize("target", [Target.VERSION, Target.CREATE, Target.MOD])
 @pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize("offset", [-1, 0, 1])
-async def test_compares_of_numbers(subject: Subject, target: Target, op: Op, offset: int) -> None:
+async def test_compares_of_versions_and_revisions_follow_their_operator(
+    subject: Subject, target: Target, op: Op, offset: int
+) -> None:
     created = await subject.put("a")
     await subject.put("a")
     changed = await subject.put("a")

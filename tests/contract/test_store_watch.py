@@ -11,7 +11,7 @@ from strata.core.kv.txn import Delete, Put, Txn, delete_prefix
 from tests.contract.conftest import Subject, soon
 
 
-async def test_events_tell_the_new_state(subject: Subject) -> None:
+async def test_watch_events_carry_the_new_state(subject: Subject) -> None:
     first = await subject.put("a", value=b"1")
     second = await subject.put("a", value=b"2")
     await subject.store.execute(Txn(success=(Delete(key=subject.key("a")),)))
@@ -34,7 +34,7 @@ async def test_events_tell_the_new_state(subject: Subject) -> None:
     assert not two.deleted
 
 
-async def test_it_begins_where_it_was_told_and_goes_on(subject: Subject) -> None:
+async def test_a_watch_starts_at_the_requested_revision_and_continues(subject: Subject) -> None:
     await subject.put("before")
     start = await subject.put("a")
     await subject.put("b")
@@ -46,7 +46,7 @@ async def test_it_begins_where_it_was_told_and_goes_on(subject: Subject) -> None
         assert await watcher.changes(4) == ["-a", "-b", "-before", "-c"]
 
 
-async def test_a_revision_is_never_split(subject: Subject) -> None:
+async def test_a_watch_never_splits_a_revision(subject: Subject) -> None:
     start = await subject.head() + 1
     async with subject.watching(start) as watcher:
         for number in range(20):
@@ -86,7 +86,7 @@ async def test_events_of_a_transaction_keep_the_order_of_its_operations(subject:
         assert await watcher.changes(4) == ["+b", "-x1", "-x2", "+a"]
 
 
-async def test_it_sees_its_range_only(subject: Subject) -> None:
+async def test_a_watch_receives_only_its_range(subject: Subject) -> None:
     start = await subject.head() + 1
     async with subject.watching(start, name="b") as one, subject.watching(start) as all_:
         await subject.put("a")
@@ -105,7 +105,7 @@ async def test_a_watch_from_the_future_waits_for_it(subject: Subject) -> None:
         assert await watcher.changes(2) == ["+three", "+four"]
 
 
-async def test_progress_is_told_when_nothing_happens_to_the_range(subject: Subject) -> None:
+async def test_progress_is_reported_while_the_watched_range_is_idle(subject: Subject) -> None:
     start = await subject.head() + 1
     async with subject.watching(start, name="quiet") as watcher:
         elsewhere = await subject.put("loud")
@@ -136,7 +136,7 @@ async def test_giving_up_a_wait_loses_nothing(subject: Subject) -> None:
     assert seen == [subject.key(str(number)) for number in range(20)]
 
 
-async def test_the_past_is_gone_after_a_compaction(subject: Subject) -> None:
+async def test_a_watch_from_a_compacted_revision_is_refused(subject: Subject) -> None:
     first = await subject.put("a")
     second = await subject.put("a")
     await subject.store.compact(second)
@@ -145,7 +145,7 @@ async def test_the_past_is_gone_after_a_compaction(subject: Subject) -> None:
             await soon(anext(batches))
 
 
-async def test_the_compacted_revision_itself_is_left(subject: Subject) -> None:
+async def test_a_watch_can_start_at_the_compacted_revision(subject: Subject) -> None:
     await subject.put("a", "b")
     deleted = (await subject.store.execute(Txn(success=(Delete(key=subject.key("a")),)))).revision
     await subject.put("b")

@@ -26,6 +26,6 @@ def test_writing_the_page_without_a_result_changes_nothing() -> None:
     assert page([], before=written) == written
 
 
-def test_a_benchmark_that_is_gone_leaves_the_page() -> None:
+def test_a_removed_benchmark_leaves_the_page() -> None:
     written = page([result("barrier", "one")]).replace("`barrier`", "`no_longer`")
     assert "no_longer" not in page([result("held", "two")], before=written)

@@ -44,7 +44,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_readme_tells_what_to_type() -> None:
+def test_readme_shows_the_demo_and_test_commands() -> None:
     typed = [words for page, words in ALL_COMMANDS if page == "README.md"]
     assert ["make", "demo"] in typed
     assert ["make", "test"] in typed

@@ -177,7 +177,7 @@ def command(part: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_first_hour(user: User, record: Record) -> None:
+def test_the_first_hour_page_works_as_written(user: User, record: Record) -> None:
     install(user, command("pip install"))
     user.env["STRATA_ETCD"] = str(find_etcd(members=3).path)  # the etcd that scripts/fetch-etcd installed
     ports = free_ports(4)

@@ -43,7 +43,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert dead_links(page) == []
 
 
-def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+def test_the_check_reports_a_dead_link(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One, two\n[a](gone.md) [b](#one-two) [c](page.md#three) [d](other:x)\n")
     assert dead_links(page) == ["gone.md", "page.md#three"]
@@ -75,12 +75,12 @@ def misled(page: Path, documented: dict[Path, set[str]]) -> list[str]:
     return found
 
 
-def test_a_link_that_names_a_thing_leads_to_the_page_about_it() -> None:
+def test_a_link_named_after_a_term_leads_to_the_page_of_that_term() -> None:
     documented = {page: headed(page) for page in PAGES}
     assert [(page.name, link) for page in PAGES for link in misled(page, documented)] == []
 
 
-def test_a_link_to_another_page_is_noticed(tmp_path: Path) -> None:
+def test_the_check_reports_a_link_to_the_wrong_page(tmp_path: Path) -> None:
     home, page = tmp_path / "training.md", tmp_path / "run.md"
     home.write_text("# A training: `strata.init`\n")
     page.write_text(

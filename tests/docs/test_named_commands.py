@@ -85,7 +85,7 @@ def test_the_commands_that_messages_and_help_name_exist() -> None:
     assert found == []
 
 
-def test_a_wrong_mention_is_noticed() -> None:
+def test_the_check_reports_wrong_commands() -> None:
     assert list(wrong("`strata checkpoints ref 5`, or strata reference")) == [
         "strata checkpoints ref",
         "strata reference",

@@ -14,13 +14,13 @@ RULES = [f"{s}.{n}" for s, count in RULES_OF_SECTION.items() for n in range(1, c
 CITATION = re.compile(r"PROTOCOLS (\d+\.\d+)|protocol rule (\d+\.\d+)|\brule (\d\.\d+)\b")
 
 
-def test_every_rule_stands_under_its_number_in_order() -> None:
+def test_the_rules_are_numbered_in_order() -> None:
     text = PAGE.read_text()
     assert re.findall(r"^## (\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 10)]
     assert re.findall(r"^### (\d+\.\d+) ", text, re.MULTILINE) == RULES
 
 
-def test_every_rule_says_something() -> None:
+def test_every_rule_has_text() -> None:
     bodies = re.split(r"^#{2,3} .*$", PAGE.read_text(), flags=re.MULTILINE)
     titles = re.findall(r"^#{2,3} (.*)$", PAGE.read_text(), re.MULTILINE)
     empty = [title for title, body in zip(titles, bodies[1:], strict=True) if not body.strip()]

@@ -13,7 +13,7 @@ GO_PACKAGE = "strata/v1;stratav1"
 
 
 @pytest.mark.parametrize("name", [proto.stem for proto in PROTOS])
-def test_every_file_is_of_one_go_package(name: str) -> None:
+def test_every_proto_file_has_the_same_go_package(name: str) -> None:
     descriptor = import_module(f"strata.v1.{name}_pb2").DESCRIPTOR
     assert descriptor.package == "strata.v1"
     assert descriptor.GetOptions().go_package == GO_PACKAGE

@@ -69,7 +69,7 @@ def test_importing_strata_imports_no_grpc() -> None:
     assert loaded.strip() == "[]"
 
 
-def test_the_version_is_the_packages_and_is_read_when_it_is_asked_for() -> None:
+def test_the_version_is_the_package_version_and_is_loaded_on_first_access() -> None:
     code = (
         "import sys, strata; before = 'importlib.metadata' in sys.modules;"
         "print(before, strata.__version__, strata.__version__ == vars(strata)['__version__'])"
@@ -77,11 +77,11 @@ def test_the_version_is_the_packages_and_is_read_when_it_is_asked_for() -> None:
     assert python(code).split() == ["False", metadata.version("strata-control"), "True"]
 
 
-def test_the_command_line_says_the_same_version() -> None:
+def test_the_command_line_prints_the_package_version() -> None:
     done = CliRunner().invoke(assembled("status"), ["--version"])
     assert (done.exit_code, done.output) == (0, f"strata {strata.__version__}\n")
 
 
-def test_error_codes_are_one_each() -> None:
+def test_each_error_code_belongs_to_one_class() -> None:
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.StrataError)]
     assert len({c.code for c in classes}) == len(classes), "codes travel over the wire"

@@ -42,7 +42,7 @@ def test_the_table_has_every_extra_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS))
-def test_the_table_says_what_an_extra_brings(extra: str) -> None:
+def test_the_table_lists_the_packages_of_each_extra(extra: str) -> None:
     others = {name for each in EXTRAS[extra] for own in OWN.findall(each) for name in own.split(",")}
     brings = rows()[extra]
     assert set(re.findall(r"`([a-z0-9]+)`", brings)) >= others

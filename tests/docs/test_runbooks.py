@@ -62,7 +62,7 @@ def test_a_runbook_has_its_four_headings(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_commands_parse(page: Path) -> None:
+def test_the_commands_of_a_runbook_parse(page: Path) -> None:
     typed = [words for words in typed_commands(page) if words[0] == "strata"]
     assert typed
     for words in typed:
@@ -70,7 +70,7 @@ def test_its_commands_parse(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", RUNBOOKS, ids=lambda page: page.name)
-def test_what_exercises_it_exists(page: Path) -> None:
+def test_the_tests_that_a_runbook_names_exist(page: Path) -> None:
     found = named_tests(page.read_text())
     assert any(test for _file, test in found), "no test is named"
     for file, test in found:
@@ -83,7 +83,7 @@ def test_the_index_names_every_page() -> None:
     assert {page.name for page in PAGES} - {"README.md"} <= linked
 
 
-def test_a_wrong_command_and_a_wrong_test_are_noticed() -> None:
+def test_the_checks_reject_a_wrong_option_and_find_the_named_tests() -> None:
     with pytest.raises(Exception, match="No such option"):
         parse(["strata", "jobs", "pause", "gpt", "--immediately"])
     assert named_tests(

@@ -27,14 +27,14 @@ def cell(method: str, role: Role) -> str:
     return "own" if role is Role.MEMBER and rule.own_worker else "yes"
 
 
-def test_the_table_of_roles_is_that_of_the_code() -> None:
+def test_the_table_of_roles_matches_the_code() -> None:
     rows = re.findall(r"^\| `(\w+\.\w+)` \| (.*) \|$", PAGE, re.MULTILINE)
     assert {name: cells.split(" | ") for name, cells in rows} == {
         method: [cell(method, role) for role in COLUMNS] for method in RULES
     }
 
 
-def test_the_limits_are_those_of_the_code() -> None:
+def test_the_limits_match_the_code() -> None:
     assert f"{MAX_MESSAGE_BYTES >> 20} MiB; the answer to a unary call {ANSWER_BYTES >> 10} KiB" in PAGE
     debts = DebtLimits()
     assert f"{debts.each_bytes >> 20} MiB; then `RESOURCE_EXHAUSTED`" in PAGE

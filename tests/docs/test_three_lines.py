@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent.parent.parent / "examples" / "three_lines"
 
 
-def test_three_lines_are_changed() -> None:
+def test_the_strata_example_changes_three_lines() -> None:
     plain, ours = (
         [line for line in (FOLDER / name).read_text().splitlines() if line.strip()]
         for name in ("plain.py", "train.py")

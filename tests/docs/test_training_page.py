@@ -74,7 +74,7 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_examples_with_torch(tmp_path: Path) -> None:
+def test_the_examples_with_torch_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     first = block("three changed lines")
     lines = first.splitlines()[:3]
@@ -91,7 +91,7 @@ def test_the_examples_with_torch(tmp_path: Path) -> None:
     assert said.splitlines() == ["4 [2, 4]"], "16 batches, 4 a step; the second run finds its epoch finished"
 
 
-def test_the_examples_without_torch(tmp_path: Path) -> None:
+def test_the_examples_without_torch_run(tmp_path: Path) -> None:
     code = NUMPY + block("while run.step <") + "print(run.step, weights.round(3).tolist())\n"
     assert run(code, tmp_path) == "100 [1.0, 1.0, 1.0]\n"
     code = NUMPY + block("ElasticSampler(") + "print(run.step, run.goodput().ratio > 0)\n"
@@ -128,7 +128,7 @@ def test_every_argument_of_init_is_explained(name: str) -> None:
     )
 
 
-def test_a_weighted_loss_has_another_scale_than_the_loss_as_the_page_says() -> None:
+def test_the_page_states_the_scale_of_a_weighted_loss() -> None:
     assert "Log the loss without the weight" in PAGE
     assert "about a quarter with `accumulate=4`" in PAGE
     whole, halved = (
@@ -139,7 +139,7 @@ def test_a_weighted_loss_has_another_scale_than_the_loss_as_the_page_says() -> N
     assert whole[:2] != halved[:2], "the scale changes with the world"
 
 
-def test_data_is_the_loader_of_steps_and_state_is_saved_and_restored(tmp_path: Path) -> None:
+def test_steps_read_the_data_of_init_and_its_state_is_saved_and_restored(tmp_path: Path) -> None:
     code = f"""
 import strata
 for _ in range(2):

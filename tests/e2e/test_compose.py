@@ -164,7 +164,7 @@ def deployment(engine: Engine, build_context: str, tmp_path: Path, record: Recor
                 made.down()
 
 
-def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
+def test_a_compose_deployment_serves_a_job_without_one_coordinator_and_one_etcd_member(
     deployment: Deployment, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     deployment.compose.start()

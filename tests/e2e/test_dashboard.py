@@ -116,7 +116,7 @@ def test_the_missing_rank_of_a_stuck_barrier_is_found_in_two_clicks(
     assert browser.complaints() == []
 
 
-def test_a_checkpoint_that_is_pinned_here_is_pinned_for_the_command(
+def test_a_checkpoint_pinned_on_the_dashboard_is_pinned_for_the_command(
     local: LocalCluster, browser: Browser
 ) -> None:
     browser.open(f"http://{local.coordinators[0].http}/jobs/gpt/checkpoints")
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_is_pinned_here_is_pinned_for_the_command(
     assert browser.complaints() == []
 
 
-def test_ranks_advance_and_the_page_goes_on_when_its_replica_is_killed(
+def test_ranks_advance_and_the_page_fails_over_when_its_replica_is_killed(
     local: LocalCluster, browser: Browser
 ) -> None:
     browser.open(f"http://{local.coordinators[0].http}/jobs/gpt")

@@ -134,7 +134,7 @@ def host(engine: Engine, build_context: str, tmp_path: Path, need: Need) -> Iter
             made.container.stop()
 
 
-def test_systemd_starts_watches_restarts_and_stops_them(host: Host) -> None:
+def test_systemd_starts_monitors_restarts_and_stops_the_units(host: Host) -> None:
     host.sh(f"systemctl start --no-block {' '.join(ETCD)}")
     host.sh(f"systemctl start {' '.join(COORDINATORS)}")  # returns once all of them serve
     for unit in (*ETCD, *COORDINATORS):

@@ -41,28 +41,32 @@ def installed(unit: Path, folder: Path, etcd_bin: Path) -> Path:
     return copy
 
 
-def test_there_is_one_for_etcd_one_for_coordinators_and_one_for_backups() -> None:
+def test_etcd_coordinators_and_backups_each_have_a_unit() -> None:
     names = ["strata-backup.service", "strata-coordinator@.service", "strata-etcd@.service"]
     assert [unit.name for unit in UNITS] == names
     assert [timer.name for timer in TIMERS] == ["strata-backup.timer"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_systemd_finds_no_fault_in_it(unit: Path, analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
+def test_systemd_analyze_finds_no_fault_in_a_unit(
+    unit: Path, analyze: str, etcd_bin: Path, tmp_path: Path
+) -> None:
     copy = installed(unit, tmp_path, etcd_bin)
     done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("timer", TIMERS, ids=lambda timer: timer.name)
-def test_systemd_finds_no_fault_in_a_timer(timer: Path, analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
+def test_systemd_analyze_finds_no_fault_in_a_timer(
+    timer: Path, analyze: str, etcd_bin: Path, tmp_path: Path
+) -> None:
     installed(timer.with_suffix(".service"), tmp_path, etcd_bin)
     copy = installed(timer, tmp_path, etcd_bin)
     done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_fault_would_be_found(analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
+def test_systemd_analyze_reports_a_planted_fault(analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
     copy = installed(UNITS[0], tmp_path, etcd_bin)
     copy.write_text(copy.read_text().replace("ProtectHome=", "ProtectHouse="))
     done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
@@ -70,7 +74,7 @@ def test_a_fault_would_be_found(analyze: str, etcd_bin: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_little_of_the_host_is_open_to_it(unit: Path, analyze: str) -> None:
+def test_each_unit_stays_below_the_exposure_limit(unit: Path, analyze: str) -> None:
     done = subprocess.run(
         [analyze, "security", "--offline=true", "--no-pager", unit],
         capture_output=True,

@@ -118,7 +118,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(copy)
 
 
-def test_the_ten_of_make_test_are_among_them() -> None:
+def test_the_ten_faults_of_make_test_are_planted_faults() -> None:
     assert {fault.path.stem for fault in PLANTED} >= TEN
     assert len(TEN) == 10
 

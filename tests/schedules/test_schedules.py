@@ -1,6 +1,6 @@
 """Some short schedules on a real cluster; `python -m tests.schedules --seeds 50` is the long run.
 
-Together they harm nodes, ranks and leaders and do what operators do: see `test_what_is_done`.
+Together they harm nodes, ranks and leaders and do what operators do: see `test_the_schedules_cover_every_kind_of_event_but_preemption`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plan_of(name: str) -> Plan:
     return make_plan(seed, epochs=epochs, events=events, kinds=frozenset(kinds))
 
 
-def test_what_is_done() -> None:
+def test_the_schedules_cover_every_kind_of_event_but_preemption() -> None:
     done = {event.kind for name in CHOSEN for event in plan_of(name).events}
     assert done == set(Kind) - {Kind.PREEMPT}, "SIGTERM to a node comes to the same"
 

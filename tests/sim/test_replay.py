@@ -39,7 +39,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_seed_gives_the_same_run_twice_in_one_process_and_another_seed_another_one() -> None:
+def test_a_seed_repeats_its_run_in_one_process_and_another_seed_differs() -> None:
     digests = [run_seed(seed).digest for seed in (SEED, SEED, SEED + 1)]
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]

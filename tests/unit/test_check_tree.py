@@ -43,7 +43,7 @@ def test_other_names_are_allowed(line: str) -> None:
     assert list(private_names(line)) == []
 
 
-def test_it_says_where() -> None:
+def test_private_names_are_found_with_their_lines() -> None:
     assert list(private_names("x = 1\nx._a.b._c\n")) == [(2, "_c"), (2, "_a")]
 
 

@@ -16,7 +16,7 @@ def took(*seconds: float) -> Duration:
     return Duration(max(seconds), sum(seconds))
 
 
-def test_a_run_records_itself_alone_the_phases_and_cases_of_a_function_and_its_slowest_case(
+def test_a_run_records_the_total_and_slowest_case_of_each_test_function(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "record.tsv"
@@ -46,7 +46,7 @@ def test_a_test_that_takes_long_needs_a_marker() -> None:
     assert "measured here" not in problem
 
 
-def test_on_a_slow_machine_a_new_test_is_judged_by_what_it_takes_on_the_usual_one() -> None:
+def test_a_new_test_on_a_slow_machine_is_judged_by_its_scaled_duration() -> None:
     tracked = {(f"tests/unit/test_{n}.py::test", "-"): took(2.0) for n in range(30)}
     record = {key: took(5.0) for key in tracked}
     assert slowness(tracked, record) == 2.5
@@ -59,11 +59,11 @@ def test_a_known_test_is_not_refused_for_one_slow_run() -> None:
     assert list(refused({QUICK: took(8.0)}, {QUICK: took(30.0)})) == []
 
 
-def test_of_a_few_tests_nothing_is_said_about_the_machine() -> None:
+def test_a_few_tests_are_too_few_to_judge_the_machine() -> None:
     assert slowness({QUICK: took(2.0)}, {QUICK: took(9.0)}) == 1.0
 
 
-def test_the_tracked_file_takes_what_is_new() -> None:
+def test_the_tracked_file_adds_new_tests_and_keeps_the_known_ones() -> None:
     usual = {(f"tests/unit/test_{n}.py::test", "-"): took(2.0) for n in range(30)}
     slower = {key: took(4.0) for key in usual}
     other = ("tests/unit/test_a.py::test_other", "-")
@@ -84,14 +84,14 @@ def test_a_function_whose_marker_changed_has_one_line() -> None:
     assert updated({(name, "-"): took(3.0)}, {(name, "slow"): took(3.0)}) == {(name, "slow"): took(3.0)}
 
 
-def test_a_function_of_which_a_run_took_some_cases_only_keeps_its_other_line() -> None:
+def test_a_partial_run_of_a_function_keeps_its_other_line() -> None:
     both = {(LONG[0], "-"): took(3.0), (LONG[0], "slow"): took(20.0)}
     assert updated(both, {(LONG[0], "-"): took(3.5)}) == both
     slow = {(LONG[0], "slow"): took(20.0)}
     assert updated(slow, {(LONG[0], "-"): took(0.2)}) == slow
 
 
-def test_what_is_not_in_the_tree_any_more_is_found(tmp_path: Path) -> None:
+def test_entries_of_deleted_tests_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("def test_here() -> None: ...\n")
     names = ("test_a.py::test_here", "test_a.py::test_gone", "test_gone.py::test_here")
     assert there({(name, "-"): took(1.0) for name in names}, tmp_path) == {(names[0], "-"): took(1.0)}

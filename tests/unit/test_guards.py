@@ -85,7 +85,7 @@ def test_every_row_is_whole() -> None:
     assert {guard.subject for guard in GUARDS} == SUBJECTS
 
 
-def test_every_guard_is_there_or_has_a_successor_that_is() -> None:
+def test_every_guard_or_a_successor_exists() -> None:
     missing = [
         f"{guard.id}: {guard.where} is gone; name what catches this now: {guard.catches}"
         for guard in GUARDS
@@ -105,7 +105,7 @@ def test_no_row_is_deleted() -> None:
     assert len(GUARDS) == ROWS
 
 
-def test_every_planted_fault_is_listed_or_of_another_subject() -> None:
+def test_every_planted_fault_is_listed_as_a_guard_or_exempt() -> None:
     listed = {
         where for guard in GUARDS for where in (guard.where, *guard.successors) if where.endswith(".patch")
     }
@@ -138,7 +138,7 @@ def test_the_test_that_a_planted_fault_names_is_there() -> None:
         ("d.patch", False),
     ],
 )
-def test_what_is_gone_is_noticed(where: str, found: bool, tmp_path: Path) -> None:
+def test_a_missing_guard_is_detected(where: str, found: bool, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def test_one(): ...\nclass Two:\n    async def three(self): ...\n")
     (tmp_path / "c.patch").touch()
     assert is_there(where, tmp_path) is found

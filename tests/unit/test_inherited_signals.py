@@ -31,7 +31,7 @@ def test_a_program_that_a_test_starts_ignores_none_of_the_signals_that_end_it() 
         assert ignored(child.pid) & {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP} == set()
 
 
-def test_so_it_is_in_the_background_of_a_shell_without_job_control() -> None:
+def test_tests_started_with_ignored_signals_do_not_pass_them_to_programs() -> None:
     test = f"{__file__}::{test_a_program_that_a_test_starts_ignores_none_of_the_signals_that_end_it.__name__}"
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test]
     done = subprocess.run(

@@ -21,7 +21,7 @@ def broken(seed: int, why: str = "a head without a fence") -> Open:
     return Open(campaign="simulation", seed=seed, commit="abc", why=why)
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_ledger_round_trips(tmp_path: Path) -> None:
     ledger = Ledger(
         (span(1, 100, effective=12, seconds=5400, failed=(7, 9)), span(101, 101)), (broken(7), broken(9))
     )
@@ -32,13 +32,13 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Ledger.read(tmp_path / "none.tsv") == Ledger()
 
 
-def test_the_next_seed_is_behind_the_last_one_of_any_commit() -> None:
+def test_the_next_seed_follows_the_highest_seed_of_all_commits() -> None:
     ledger = Ledger((span(1, 100, "abc"), span(301, 400, "def"), span(101, 300, "ghi")))
     assert ledger.next_seed("simulation", 1) == 401
     assert ledger.next_seed("chaos", 62) == 62
 
 
-def test_what_goes_on_on_one_commit_is_one_line() -> None:
+def test_contiguous_spans_on_one_commit_are_one_line() -> None:
     ledger = Ledger().with_span(span(1, 100, effective=3, seconds=10, failed=(5,)))
     ledger = ledger.with_span(span(101, 200, effective=4, seconds=5, failed=(150,)))
     assert ledger.spans == (span(1, 200, effective=7, seconds=15, failed=(5, 150)),)
@@ -73,7 +73,7 @@ def test_a_line_that_is_not_understood_is_named() -> None:
         Ledger.parse("# head\nspan\tx\n")
 
 
-def test_the_tracked_ledger_is_as_it_would_be_written_and_a_commit_tried_no_seed_twice() -> None:
+def test_the_tracked_ledger_is_normalized_and_no_commit_repeats_a_seed() -> None:
     ledger = Ledger.read()
     assert LEDGER.read_text() == ledger.text()
     for one in ledger.spans:
@@ -93,7 +93,7 @@ def test_each_commit_draws_seeds_of_its_own_and_changes_to_it_draw_the_same() ->
     assert fresh.drawn("") == range(fresh.BEGIN, fresh.BEGIN + fresh.COUNT)
 
 
-def test_the_ledger_is_no_change_to_what_runs_and_the_parent_of_a_clean_tree_is_the_commit_before(
+def test_ledger_changes_keep_a_tree_clean_and_its_parent_is_the_previous_commit(
     tmp_path: Path,
 ) -> None:
     def git(*words: str) -> None:
@@ -121,7 +121,7 @@ def test_the_ledger_is_no_change_to_what_runs_and_the_parent_of_a_clean_tree_is_
     assert revisions.head(tmp_path / "strata" / "..") == f"{commits[1]}-dirty"
 
 
-def test_a_fresh_seed_blocks_only_what_broke_it() -> None:
+def test_a_failing_seed_blocks_only_the_commit_that_broke_it() -> None:
     assert fresh.judge(7, "two leaders", True).blocks
     assert fresh.judge(7, "two leaders", None).blocks
     broken_as_a_whole = fresh.judge(7, "two leaders", None, older=fresh.MANY)

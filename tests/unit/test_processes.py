@@ -25,7 +25,7 @@ class Slowly(threading.Condition):
         return True
 
 
-def test_who_hears_something_goes_on_waiting_and_who_hears_nothing_does_not() -> None:
+def test_a_wait_goes_on_while_records_arrive_and_ends_without_them() -> None:
     slowly = Slowly([{"event": "step", "step": number} for number in range(4)])
     slowly.record._changed = slowly
     assert slowly.record.wait_one("step", step=3, limit_s=0.0)["step"] == 3

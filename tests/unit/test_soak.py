@@ -71,7 +71,7 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name.rpartition("-")[0] for path in (folder / "kept").iterdir())
 
 
-def test_it_goes_on_where_the_last_one_stopped_and_keeps_nothing_of_what_held(tmp_path: Path) -> None:
+def test_a_run_continues_the_ledger_and_keeps_no_files_of_passed_seeds(tmp_path: Path) -> None:
     old = Span(campaign="quick", first=1, last=40, commit="old")
     Ledger((old,)).write(tmp_path / "ledger.tsv")
     run = soak(tmp_path, campaign())
@@ -84,7 +84,7 @@ def test_it_goes_on_where_the_last_one_stopped_and_keeps_nothing_of_what_held(tm
     assert kept(tmp_path) == []
 
 
-def test_what_failed_is_kept_with_the_command_that_repeats_it_and_stays_open(tmp_path: Path) -> None:
+def test_a_failed_seed_is_kept_with_its_repeat_command_and_stays_open(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign(bad="7"), turns=1)
     run.run()
     ledger = Ledger.read(tmp_path / "ledger.tsv")
@@ -103,7 +103,7 @@ def test_campaigns_take_turns(tmp_path: Path) -> None:
     assert [span.campaign for span in run.spans] == ["one", "two", "one", "two"]
 
 
-def test_one_that_runs_beside_the_others_waits_for_none_of_them(tmp_path: Path) -> None:
+def test_a_parallel_campaign_waits_for_no_other_campaign(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign("long", seconds=1000.0), campaign("beside", beside=True), turns=2)
     with going(run) as thread:
         while len(run.spans) < 2:
@@ -111,13 +111,13 @@ def test_one_that_runs_beside_the_others_waits_for_none_of_them(tmp_path: Path) 
     assert {span.campaign for span in run.spans} == {"beside"}
 
 
-def test_no_turn_is_begun_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_turn_longer_than_the_time_left_is_not_begun(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign("long", turn_s=1001.0), campaign("quick"), turns=2)
     run.run()
     assert {span.campaign for span in run.spans} == {"quick"}
 
 
-def test_a_turn_without_a_result_is_open_the_next_goes_on_behind_it_and_three_are_enough(
+def test_a_campaign_stops_after_three_turns_without_a_result(
     tmp_path: Path,
 ) -> None:
     run = soak(tmp_path, campaign("dumb", bad="none at all"), campaign("quick"), turns=8)
@@ -130,7 +130,7 @@ def test_a_turn_without_a_result_is_open_the_next_goes_on_behind_it_and_three_ar
     assert kept(tmp_path) == ["dumb-1", "dumb-11", "dumb-21"]
 
 
-def test_interrupted_it_ends_its_turn_and_counts_it_for_nothing_but_keeps_its_log(tmp_path: Path) -> None:
+def test_an_interrupted_run_discards_its_turn_but_keeps_the_log(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign(seconds=1000.0))
     with going(run) as thread:
         while not any(log.read_text() for log in (tmp_path / "kept").glob("quick-1-*/log")):
@@ -149,7 +149,7 @@ def test_a_turn_that_hangs_is_ended_and_is_open(tmp_path: Path) -> None:
     assert one.why.startswith("no result of 1 to 10: the turn was ended after 0.5 s")
 
 
-def test_a_lane_that_breaks_down_ends_the_run_with_what_broke_it(tmp_path: Path) -> None:
+def test_a_broken_lane_ends_the_run_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "ledger.tsv").write_text("<<<<<<< conflict\n")
     run = soak(tmp_path, campaign())
     run.run()
@@ -171,7 +171,7 @@ def test_the_table_has_a_line_a_campaign() -> None:
     ]
 
 
-def test_what_the_campaigns_write_is_understood(tmp_path: Path) -> None:
+def test_the_results_of_every_campaign_are_parsed(tmp_path: Path) -> None:
     turn = Turn(first=5, seeds=2, json=tmp_path / "x.json", folder=tmp_path)
     simulation = {
         "seeds": 2,

@@ -46,7 +46,7 @@ function Page() {
   return (
     <>
       <PageTitle title="Nothing is here" />
-      <p className="mt-2 text-soft">The address leads to no page. <Link to="/" className="link in-text">All jobs</Link></p>
+      <p className="mt-2 text-soft">There is no page at this address. <Link to="/" className="link in-text">All jobs</Link></p>
     </>
   );
 }

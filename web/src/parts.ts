@@ -1,5 +1,5 @@
 /**
- * What is loaded on demand. All of it is fetched once the first page is there: the replica that served the page may end,
+ * Scripts loaded on demand. All are fetched after the first page: the replica that served the page may end,
  * and another one serves its data to this page, but no scripts.
  */
 export const parts = {
@@ -16,7 +16,7 @@ const AFTER_MS = 500;
 
 export function fetchAllSoon(): void {
   setTimeout(() => {
-    // one that fails now is tried again when it is needed, and says so there
+    // a script that fails now is loaded again when it is needed, and shows its error there
     for (const load of Object.values(parts)) load().catch(() => undefined);
   }, AFTER_MS);
 }

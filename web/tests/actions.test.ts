@@ -18,7 +18,7 @@ const catalog = (checkpoints: Checkpoint[], next = ""): Checkpoints => ({ checkp
 describe("what a deletion is said to do", () => {
   it("is what the coordinators do", () => {
     const words = consequence("delete", checkpoint(), "gpt").replace("\u00a0", " ");
-    expect(words).toBe("Nobody can restore it from now on. The processes of gpt remove its 13.4 GB in nvme, for good, as soon as they run.");
+    expect(words).toBe("It cannot be restored from now on. The processes of gpt remove its 13.4 GB in nvme, for good, as soon as they run.");
   });
 
   it("is a refusal of the latest, and of what is kept or used", () => {
@@ -28,7 +28,7 @@ describe("what a deletion is said to do", () => {
   });
 
   it("takes nothing from the job whose bytes a fork uses", () => {
-    expect(consequence("delete", checkpoint({ origin_job: "base" }), "gpt")).toBe("Its record goes at once. The bytes are those of job base, and stay.");
+    expect(consequence("delete", checkpoint({ origin_job: "base" }), "gpt")).toBe("Its record is deleted at once. The bytes are those of job base, and stay.");
   });
 });
 

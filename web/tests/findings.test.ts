@@ -28,12 +28,12 @@ describe("a notice", () => {
   const notice = { action: "preempt", reason: "the node goes", workers: [] as string[], grace_ms: 30_000, stopped: 1, ranks: 4 };
 
   it("asks all ranks to stop", () => {
-    expect(noticeSentence(notice)).toBe("All ranks are asked to stop (preempt): the node goes. 1 of 4 have stopped; they have 30.0 s.");
+    expect(noticeSentence(notice)).toBe("All ranks are requested to stop (preempt): the node goes. 1 of 4 have stopped; they have 30.0 s.");
   });
 
   it("names who is to leave", () => {
     const drain = { ...notice, action: "drain", workers: ["w1", "w2"] };
-    expect(noticeSentence(drain)).toMatch(/^All ranks are asked to stop, and w1, w2 to leave \(drain\): the node goes\./);
+    expect(noticeSentence(drain)).toMatch(/^All ranks are requested to stop, and w1, w2 to leave \(drain\): the node goes\./);
     expect(noticeSentence({ ...drain, workers: [..."abcdefg"] })).toContain("a, b, c, d, e and 2 more to leave");
   });
 });

@@ -40,7 +40,7 @@ def start(
     certificates = None
     if topology.tls:
         certificates = RunCertificates.issue(
-            folder / "papers",
+            folder / "certificates",
             etcd_hosts=[host.address for host in etcd],
             coordinators={host.name: host.address for host in coordinators},
             members=members,

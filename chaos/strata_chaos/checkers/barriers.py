@@ -22,13 +22,13 @@ RULES: Final = {
     "once": "a round has one outcome, for ever: released, timed out or broken",
     "current": "an outcome is written only while its generation is the head's",
     "floor": "a release sets the floor to its round, and the floor only rises",
-    "well-formed": "an outcome is of its own key's round; a release has nobody missing",
+    "well-formed": "an outcome names the round of its key; a release has no missing rank",
     "all-arrived": "a released participant's arrival had begun when the release was seen",
     "one-round": "an arrival counts in one round only",
-    "told-alike": "whoever was released was told what etcd holds: the same payloads of the same round",
-    "told-ends": "whoever was told that a round timed out or broke is not part of a release of that arrival,"
-    " and there is such an outcome",
-    "participants": "a release tells of the ranks that the client arrived with, no more and no fewer",
+    "release-matches-etcd": "a released client received the payloads that etcd holds for the same round",
+    "outcome-matches-etcd": "a client that received a timed-out or broken round is in no release of that arrival,"
+    " and etcd has such an outcome",
+    "participants": "a client's release has exactly the ranks that the client arrived with",
 }
 
 
@@ -141,7 +141,7 @@ class Barriers:
             self.findings.check(
                 "one-round",
                 earlier is None,
-                f"what rank {rank} of {job} brought to {name} in generation {generation} was released at"
+                f"the payload of rank {rank} of {job} at {name} in generation {generation} was released at"
                 f" revisions {earlier} and {change.revision}",
                 event.where,
             )
@@ -190,7 +190,7 @@ class Barriers:
         release = self._arrivals.get(arrival)
         revision = self._releases.get(_whole(args["job"], args["name"], args["generation"], delivered))
         self.findings.check(
-            "told-alike",
+            "release-matches-etcd",
             release is not None and revision == release[0],
             f"{record.client} was released from {args['name']} in generation {args['generation']} with payloads"
             + (
@@ -215,9 +215,9 @@ class Barriers:
         release = self._arrivals.get(arrival)
         there = self._not_released[args["job"], args["name"], args["generation"], result]
         self.findings.check(
-            "told-ends",
+            "outcome-matches-etcd",
             release is None and there > 0,
-            f"{record.client} was told that {args['name']} in generation {args['generation']} {result}, "
+            f"{record.client} received {result} for {args['name']} in generation {args['generation']}, "
             + (
                 f"and its arrival was released at revision {release[0]}"
                 if release is not None

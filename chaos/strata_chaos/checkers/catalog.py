@@ -14,15 +14,15 @@ from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
     "transitions": "a record is opened; then committed or aborted; committed turns only corrupt or deleting",
-    "complete": "a commit finds the ack of every rank and the seal, whose digest is the record's",
-    "current": "a commit happens in the generation that the record is of",
+    "complete": "at a commit every rank's ack and the seal exist, and the seal's digest is the record's",
+    "current": "a commit happens in its record's generation",
     "acks-once": "an ack and a seal are created once, while their attempt is open",
     "latest-order": "latest only grows, by generation and step, and names a committed record",
     "latest-kept": "no record is tombstoned while latest names it",
-    "committed-stays": "what a client was told is committed was committed by then, and for good",
+    "committed-stays": "a commit that a client received had happened by then, and stays",
     "restore-exact": "a restore returned the bytes that this rank number saved, in that step and generation",
-    "restore-point": "a restore began where the head of its generation says",
-    "latest-monotonic": "a reader that asks for the latest checkpoint never hears of an older one",
+    "restore-point": "a restore began from the checkpoint that the head of its generation names",
+    "latest-monotonic": "a reader that requests the latest checkpoint never receives an older one than before",
     "on-disk": "at the end every committed checkpoint is on disk, marked, and every byte is as recorded",
 }
 
@@ -205,7 +205,7 @@ class Catalog:
         self.findings.check(
             "latest-monotonic",
             reported >= last,
-            f"{record.client} heard of {reported} as the latest (generation, step), after {last}",
+            f"{record.client} received {reported} as the latest (generation, step), after {last}",
             record.where,
         )
         self._newest[reader] = max(reported, last)
@@ -224,8 +224,8 @@ class Catalog:
             self.findings.check(
                 "committed-stays",
                 commit is not None and clock.not_before(commit[0]) <= reported_t,
-                f"{client} was told that attempt {attempt} of {job} is committed; "
-                + ("it never was" if commit is None else f"it was only later, at revision {commit[0]}"),
+                f"{client} received a commit of attempt {attempt} of {job}; "
+                + ("there was none" if commit is None else f"it happened later, at revision {commit[0]}"),
                 where,
                 *(() if commit is None else (commit[1],)),
             )
@@ -243,7 +243,7 @@ class Catalog:
             self.findings.check(
                 "restore-point",
                 expected == point,
-                f"{record.client} restored {point} in generation {args['generation']}, whose head says {expected}",
+                f"{record.client} restored {point} in generation {args['generation']}, whose head names {expected}",
                 record.where,
             )
         if point is None:
@@ -256,7 +256,7 @@ class Catalog:
             "restore-exact",
             record.result["digest"] in saved,
             f"{record.client} restored step {point['step']} of generation {point['record_generation']} as rank"
-            f" {args['rank']} and got {record.result['digest'][:16]}…, which nobody saved there",
+            f" {args['rank']} and got {record.result['digest'][:16]}…, which no rank saved there",
             record.where,
         )
 

@@ -16,11 +16,11 @@ from strata_chaos.history import Record
 
 RULES: Final = {
     "one-instance": "the leader key is created and deleted, never overwritten",
-    "epochs-grow": "a new leader's epoch is above all before it",
+    "epochs-grow": "a new leader's epoch is above every earlier epoch",
     "fenced": "a write that names an epoch happens while the leader key has that create_revision",
-    "leader-present": "keys of ended generations are cleared away only while there is a leader",
-    "samples-agree": "linearizable reads of the leader key see the leader that the events tell of",
-    "known-keys": "every key is one that docs/keyspace.md describes",
+    "leader-present": "keys of ended generations are deleted only while there is a leader",
+    "samples-agree": "linearizable reads of the leader key see the same leader as the events",
+    "known-keys": "docs/keyspace.md describes every key",
 }
 
 _EPOCH_IN_VALUE: Final = frozenset(
@@ -55,7 +55,7 @@ class Leadership:
         check = self.findings.check
         kind = event.key.kind
         if kind == UNKNOWN:
-            check("known-keys", False, f"{event.name} is no key of the keyspace", event.where)
+            check("known-keys", False, f"docs/keyspace.md does not describe {event.name}", event.where)
             return
         self.findings.judged["known-keys"] += 1
         if kind == "leader":
@@ -70,14 +70,14 @@ class Leadership:
                 "fenced",
                 named == epoch,
                 f"{event.name} was written for epoch {named} at revision {change.revision}, when "
-                + (f"the epoch was {epoch}" if epoch else "nobody led"),
+                + (f"the epoch was {epoch}" if epoch else "there was no leader"),
                 event.where,
             )
         elif event.deleted and kind in _CLEARED_BY_LEADER:
             check(
                 "leader-present",
                 epoch > 0,
-                f"{event.name} was cleared away at revision {change.revision}, when nobody led",
+                f"{event.name} was deleted at revision {change.revision}, when there was no leader",
                 event.where,
             )
 
@@ -139,7 +139,7 @@ class Leadership:
             self.findings.check(
                 "samples-agree",
                 expected == epoch,
-                f"a read at revision {revision} saw epoch {epoch}, the events tell of {expected}",
+                f"a read at revision {revision} saw epoch {epoch}; the events have {expected}",
                 record.where,
             )
 

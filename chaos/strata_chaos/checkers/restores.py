@@ -17,12 +17,12 @@ from strata_chaos.checkers.truth import Change, Clock, State
 from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
-    "committed-kept": "what a client was told is committed, and etcd held so when it was lost, is committed after the restore",
-    "generations-rise": "a restored job's generation is above the head that etcd held and above that of every commit told of",
-    "lineage": "a restore ends with a uid that was never there, of the lineage that was lost",
-    "alone": "until a restore has ended nobody else writes, but for transactions that were under way when an older snapshot"
-    " was put under etcd; and it writes nothing that speaks of processes",
-    "told-restored": "who asks once etcd is restored is told that the cluster was restored, never that it is another one",
+    "committed-kept": "a commit that a client received, and that etcd held when it was lost, is there after the restore",
+    "generations-rise": "a restored job's generation is above the head that etcd held and above that of every reported commit",
+    "lineage": "a restore ends with a uid that no cluster had before, of the lost cluster's lineage",
+    "alone": "until a restore ends, no other writer writes, except for transactions that were under way when an older snapshot"
+    " was put under etcd; and the restore writes no key about processes",
+    "restore-is-reported": "a call after the restore reports that the cluster was restored, never that it is another cluster",
 }
 
 _PROCESSES: Final = frozenset(
@@ -141,7 +141,7 @@ class Restores:
             if (job, attempt) in there:
                 self._kept.append((job, attempt, change.t))
             else:
-                state = states.get((job, attempt), "not there")
+                state = states.get((job, attempt), "absent")
                 self._losses.append(Loss(job, attempt, step, state, change.t, where))
         self._serving = True
         self._ended += 1
@@ -154,7 +154,7 @@ class Restores:
         elif record.client == "nemesis":
             self._fault(record)
         elif record.error is not None and record.error.type == "ClusterRestored":
-            self.findings.judged["told-restored"] += 1
+            self.findings.judged["restore-is-reported"] += 1
         elif record.error is not None and record.error.type == "ClusterReplaced":
             self._strangers.append(record)
         reported = record.op in {"checkpoint.save", "checkpoint.latest"} and record.outcome is Outcome.OK
@@ -178,20 +178,20 @@ class Restores:
     # -- end of the run
 
     def finish(self, clock: Clock, end: State) -> None:
-        pending_errors = 0
+        unreported = 0
         for job, attempt, ended_t in self._kept:
             if self._reported.get((job, attempt), (float("inf"), None))[0] <= ended_t:
                 self.findings.judged["committed-kept"] += 1
         for loss in self._losses:
             reported_t, where = self._reported.get((loss.job, loss.attempt), (float("inf"), loss.where))
             if reported_t > loss.t:
-                pending_errors += 1
+                unreported += 1
                 continue
             self.findings.check(
                 "committed-kept",
                 False,
                 f"step {loss.step} of {loss.job} (attempt {loss.attempt}) was committed when etcd was lost, and a"
-                f" client was told so; after the restore it is {loss.state}",
+                f" client had received that commit; after the restore it is {loss.state}",
                 where,
                 loss.where,
             )
@@ -201,16 +201,16 @@ class Restores:
             reported_t = record.t0 if record.t1 is None else record.t1
             assert record.error is not None
             self.findings.check(
-                "told-restored",
+                "restore-is-reported",
                 any(begin <= reported_t and record.t0 <= until for begin, until in self._faults.values()),
-                f"{record.client} was told at {record.op}, and etcd was there: {record.error.message}",
+                f"{record.client} received this at {record.op}, though etcd was not lost: {record.error.message}",
                 record.where,
             )
         if self._life > 1:
             self.findings.notes.append(
                 f"{self._life - 1} losses of etcd, {self._ended} restores; {len(self._kept)} commits were kept, and"
-                f" {pending_errors} that nobody was told of were not; {self._slipped} keys were written by what was under way when an"
-                " older snapshot was put there"
+                f" {unreported} that no client had received were not; {self._slipped} keys were written by transactions that were"
+                " under way when an older snapshot was put there"
             )
 
     def _rises(self, begun: Begun) -> None:

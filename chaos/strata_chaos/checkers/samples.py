@@ -15,7 +15,7 @@ from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
     "once": "a sample is used in one step of its epoch, whichever world does that step, and by one rank of each world",
-    "none-lost": "up to the last commit told of, each epoch has used all of its samples",
+    "none-lost": "up to the last reported commit, each epoch has used all of its samples",
 }
 
 

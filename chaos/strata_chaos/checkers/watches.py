@@ -26,8 +26,8 @@ from strata_chaos.history import Outcome, Record, Where
 RULES: Final = {
     "exact": "a stream delivers etcd's events after its position: in order, no gap, none twice",
     "resync-state": "a resync is the whole state of the revision that it reaches",
-    "resync-marked": "a stream that resumes nowhere begins with a resync",
-    "not-silent": "while nothing is broken, a stream tells of an event within ten seconds",
+    "resync-marked": "a stream without a resume token begins with a resync",
+    "not-silent": "while no fault is in force, a stream delivers an event within ten seconds",
     "never-back": "a stream never reaches a revision below its position, nor another cluster's",
 }
 
@@ -247,7 +247,7 @@ class Watches:
             check(
                 "resync-marked",
                 delivered["resync"],
-                f"{record.client} resumed nowhere, and its first message is no resync",
+                f"{record.client} had no resume token, and its first message is no resync",
                 record.where,
             )
         if delivered["resync"]:
@@ -259,7 +259,7 @@ class Watches:
         check(
             "never-back",
             revision >= (stream.position or 0) and delivered["uid"] == (stream.uid or delivered["uid"]),
-            f"{record.client} was at revision {stream.position} of {stream.uid or 'no cluster'} and was told"
+            f"{record.client} was at revision {stream.position} of {stream.uid or 'no cluster'} and received"
             f" {revision} of {delivered['uid']}",
             record.where,
         )
@@ -281,7 +281,7 @@ class Watches:
         self.findings.check(
             "resync-state",
             not differing,
-            f"{client} was given a state of {stream.job} at revision {revision} that differs in"
+            f"{client} received a state of {stream.job} at revision {revision} that differs in"
             f" {len(differing)} keys, the first: {differing[:1]}",
             where,
         )
@@ -313,7 +313,7 @@ class Watches:
             self.findings.check(
                 "not-silent",
                 worst_s <= SILENT_S,
-                f"a stream of {client} kept {owed} to itself for {worst_s:.1f} s, though nothing was broken",
+                f"a stream of {client} withheld {owed} for {worst_s:.1f} s, though no fault was in force",
                 stream.begun,
             )
 

@@ -20,9 +20,9 @@ from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
     "hand-over": "a Put on a worker's key keeps its boot; another boot comes by delete and create",
-    "deleted-for-a-reason": "a member whose process lives, has not left and is under no fault stays",
+    "deleted-for-a-reason": "a member is not removed while its process lives, has not left and is under no fault",
     "stale-never-acts": "acks and seals name the incarnation that the worker has at that moment",
-    "told-incarnation": "the incarnation that a client was given is that of its own process's key",
+    "reported-incarnation": "the incarnation that a client received is that of its own process's key",
 }
 
 WINDOW_S: Final = 20.0
@@ -32,7 +32,7 @@ NOTICED_S: Final = 5.0
 WITHDRAWN_S: Final = 1.0
 """How long after an abandoned join its key may be deleted."""
 _ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
-_TOUCHING: Final = ("member", "rank", "supervisor", "worker", "client", "host")
+_TOUCHING: Final = ("member", "rank", "agent", "worker", "client", "host")
 """Words in names of faults that touch members or their path; other faults must remove no member."""
 
 
@@ -68,7 +68,6 @@ class Registry:
         """(fault, target) -> periods in force."""
         self._hosts: dict[str, str] = {}
         """Job -> host of all its processes; empty in runs that do not record it."""
-        self._told: list[tuple[Record, int]] = []
 
     # -- etcd
 
@@ -131,7 +130,7 @@ class Registry:
             held is not None and held.create_revision == value.get("incarnation"),
             f"{event.name} was written at revision {change.revision} for incarnation"
             f" {value.get('incarnation')} of {worker}, which "
-            + ("is gone" if held is None else f"is incarnation {held.create_revision}"),
+            + ("is not registered" if held is None else f"is incarnation {held.create_revision}"),
             event.where,
         )
 
@@ -174,10 +173,10 @@ class Registry:
             (life, args["job"], args["worker"], reported if isinstance(reported, int) else 0)
         )
         self.findings.check(
-            "told-incarnation",
+            "reported-incarnation",
             pid == record.process,
-            f"process {record.process} was told that it is incarnation {reported} of {args['worker']}, whose key"
-            f" names process {pid}",
+            f"process {record.process} received incarnation {reported} of {args['worker']}, whose key names"
+            f" process {pid}",
             record.where,
         )
 
@@ -224,7 +223,7 @@ class Registry:
                 bool(reason),
                 f"{deletion.worker} of {deletion.job} (incarnation {deletion.incarnation}, process {deletion.pid}) was removed"
                 f" at revision {deletion.revision}, though its process lived on, had not left, and no fault"
-                f" touched it" + ("; the replica that served it was gone" if deletion.orphan else ""),
+                f" touched it" + ("; the replica that served it had ended" if deletion.orphan else ""),
                 *evidence,
             )
         if reasons:
@@ -248,7 +247,7 @@ class Registry:
             return "silent"
         life = self._alive_until.get(deletion.pid)
         if life is None or life[0] <= deletion.seen_t:
-            return "not heard of again"
+            return "no later record"
         return ""
 
 

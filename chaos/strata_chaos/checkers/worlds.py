@@ -13,14 +13,14 @@ from strata_chaos.checkers.truth import Change, Clock, Event, Lives, State
 from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
-    "one-by-one": "a head is of the generation after the one before",
-    "whole": "the head's chunks hold as many members and ranks as it says",
+    "one-by-one": "a head's generation is one above that of the head before",
+    "whole": "the head's chunks hold as many members and ranks as the head states",
     "places": "group ranks and first ranks are unique and without holes, no worker is there twice",
     "members-existed": "every member of a world is an incarnation that was registered before",
     "survivors-stay": "a survivor keeps its group rank, unless the world became too small for it",
     "restore-named": "a head that restores moves `latest` and writes `restored` in its transaction",
     "chunks-stay": "the chunks of a generation do not change once its head is written",
-    "told-places": "a client's own place is that of its incarnation in the world it names",
+    "reported-places": "a client's own place is that of its incarnation in the world it names",
 }
 
 
@@ -115,7 +115,7 @@ class Worlds:
         check(
             "whole",
             stated == (len(found), len(members), size),
-            f"the head of {job} generation {generation} says {stated[0]} chunks, {stated[1]} members,"
+            f"the head of {job} generation {generation} states {stated[0]} chunks, {stated[1]} members,"
             f" {stated[2]} ranks; there are {len(found)}, {len(members)} and {size}",
             event.where,
         )
@@ -192,10 +192,10 @@ class Worlds:
         place = self._worlds.get(key, {}).get((record.args["worker"], reported["incarnation"]))
         at = (place.first_rank, self._sizes[key]) if place is not None else None
         self.findings.check(
-            "told-places",
+            "reported-places",
             at == (reported["rank"], reported["world_size"]),
-            f"{record.client} was told rank {reported['rank']} of {reported['world_size']} in generation"
-            f" {reported['generation']} as incarnation {reported['incarnation']}; the world says {place}",
+            f"{record.client} received rank {reported['rank']} of {reported['world_size']} in generation"
+            f" {reported['generation']} as incarnation {reported['incarnation']}; the world has {place}",
             record.where,
         )
 

@@ -14,7 +14,7 @@ from strata_chaos.exits import Exit
 
 app = typer.Typer(
     name="strata-chaos",
-    help="Breaks a running Strata on purpose, and judges from what clients and etcd saw what held.",
+    help="Injects faults into a running Strata, and judges from the recorded history which promises held.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

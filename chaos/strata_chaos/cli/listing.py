@@ -9,7 +9,7 @@ from strata.cli.console.output import Json, print_table
 
 
 def list_(as_json: Json = False) -> None:
-    """List the scenarios, the faults and the backends, with what cannot be had here and why.
+    """List the scenarios, the faults and the backends; for those not available here, say why.
 
     Example: strata-chaos list
     """
@@ -39,14 +39,14 @@ def list_(as_json: Json = False) -> None:
         return
     print_table(
         "Scenarios",
-        ("name", "backends", "seconds", "what it shows"),
+        ("name", "backends", "seconds", "purpose"),
         [(s.name, ", ".join(s.backends), f"{s.duration_s:g}", s.title) for s in scenarios],
         empty="no scenario is installed",
     )
     sys.stdout.write("\n")
     print_table(
         "Faults",
-        ("name", "backends", "what it does"),
+        ("name", "backends", "effect"),
         [
             (f.name, ", ".join(name for name in backends.ALL if not f.available(name)), f.summary)
             for f in faults.ALL.values()
@@ -56,7 +56,7 @@ def list_(as_json: Json = False) -> None:
     sys.stdout.write("\n")
     print_table(
         "Backends",
-        ("name", "here", "what it is"),
+        ("name", "available", "description"),
         [(b.name, b.available() or "yes", b.summary) for b in backends.ALL.values()],
         empty="there is no backend",
     )

@@ -30,7 +30,7 @@ def run(
     scenario: Annotated[
         str, typer.Option("--scenario", "-s", help="A scenario's name, or the path of a .toml file.")
     ] = "smoke",
-    seed: Annotated[int, typer.Option("--seed", help="What all chance is drawn from.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="The seed of all random choices.")] = 1,
     seeds: Annotated[
         str, typer.Option("--seeds", help="Several rounds, one for each seed: 1-20, or 3,5,8.")
     ] = "",
@@ -38,22 +38,23 @@ def run(
         int, typer.Option("--rounds", min=1, help="As many rounds, with the seeds from --seed on.")
     ] = 1,
     duration: Annotated[
-        float, typer.Option("--duration", help="Seconds of faults. [the scenario's own]")
+        float, typer.Option("--duration", help="Seconds of faults; 0: the scenario's own.")
     ] = 0.0,
     backend: Annotated[
-        str, typer.Option("--backend", help="process or netns. [the scenario's first that can be had]")
+        str,
+        typer.Option("--backend", help="process or netns; by default the scenario's first available one."),
     ] = "",
-    out: Annotated[Path, typer.Option("--out", help="Where the folders of runs are made.")] = OUT,
+    out: Annotated[Path, typer.Option("--out", help="The parent of the runs' folders.")] = OUT,
     keep: Annotated[bool, typer.Option("--keep", help="Keep etcd's data and all logs.")] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print when which fault would happen, and run nothing.")
+        bool, typer.Option("--plan", help="Print the planned faults with their times, and run nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a scenario: start a cluster and clients, break things, judge what was recorded.
+    """Run a scenario: start a cluster and clients, inject faults, judge the recorded history.
 
-    Exits with 0: it passed, 1: a violation, 2: not known (a fault of the script had no effect, or the
-    run was cut short), 3: the run itself broke down. Ctrl-C heals, ends everything and still reports.
+    Exits with 0: passed, 1: a violation, 2: unknown (a fault of the script had no effect, or the run was
+    cut short), 3: the run itself failed. Ctrl-C heals the faults, ends all processes and still reports.
 
     Example: strata-chaos run --scenario smoke --seed 1 --duration 120
     """
@@ -124,7 +125,7 @@ def _first_backend(names: tuple[str, ...]) -> str:
         if not why_not:
             return name
     listing = "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items())
-    raise ConfigError(f"none of the scenario's backends can be had here: {listing}")
+    raise ConfigError(f"none of the scenario's backends is available here: {listing}")
 
 
 def _duration(requested_s: float, own_s: float) -> float:

@@ -37,7 +37,7 @@ class LeaderChange:
     async def took_effect(self, system: System, wound: Wound) -> Effect:
         old, action = wound.memory
         now = await system.etcd_leader()
-        return Effect(now is not None and now != old, f"{action}; {now or 'nobody'} leads now")
+        return Effect(now is not None and now != old, f"{action}; the leader now: {now or 'none'}")
 
     async def heal(self, system: System, wound: Wound) -> None:
         """Do nothing: a change of leader breaks nothing."""

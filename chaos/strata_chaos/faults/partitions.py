@@ -58,7 +58,7 @@ class Partition:
 
 
 def _network(system: System) -> Network:
-    assert system.network is not None, "available() said that there is no network"
+    assert system.network is not None, "available() reported no network"
     return system.network
 
 
@@ -75,7 +75,7 @@ def _others(system: System, name: str) -> list[str]:
 
 def _one(rng: random.Random, names: Sequence[str], what: str) -> str:
     if not names:
-        raise NoTarget(f"no {what} is whole")
+        raise NoTarget(f"no {what} is running and unharmed")
     return chosen(rng, names)
 
 
@@ -119,7 +119,7 @@ async def _one_way(system: System, rng: random.Random) -> tuple[tuple[str, ...],
 def _pair(system: System, rng: random.Random) -> tuple[str, str]:
     whole = sorted(system.running())
     if len(whole) < 2:
-        raise NoTarget("no two coordinators are whole")
+        raise NoTarget("no two coordinators are running and unharmed")
     one, two = rng.sample(whole, 2)
     return one, two
 
@@ -196,7 +196,7 @@ FAULTS: Final = (
     ),
     Partition(
         name="one-way-replica",
-        summary="a coordinator is heard but hears nothing, or hears but is not heard",
+        summary="all packets to a coordinator are dropped, or all packets from it",
         draw=_one_way,
     ),
     Partition(
@@ -211,7 +211,7 @@ FAULTS: Final = (
     ),
     Partition(
         name="reject-leader",
-        summary="the same between the coordinator that leads and another one",
+        summary="packets between the coordinator that leads and another one are answered with a reset",
         draw=_rejecting_leader,
     ),
     Partition(

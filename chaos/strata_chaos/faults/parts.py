@@ -139,7 +139,7 @@ class WorkloadPart:
     def killed(self) -> tuple[bool, str]:
         if self._target.alive:
             return False, f"{self.name} lives"
-        fate = "was sent SIGKILL while it lived, and is gone" if self._killed_by_us else "had ended before"
+        fate = "was sent SIGKILL while it lived, and has ended" if self._killed_by_us else "had ended before"
         return self._killed_by_us, f"{self.name} {fate}"
 
     def frozen(self) -> tuple[bool, str]:
@@ -168,5 +168,5 @@ def _killed(name: str, child: Child) -> tuple[bool, str]:
 
 def _stands(name: str, pid: int) -> tuple[bool, str]:
     found = stat_of(pid)
-    state = "gone" if found is None else found.state
+    state = "ended" if found is None else found.state
     return state == "T", f"{name} (pid {pid}) is in state {state}"

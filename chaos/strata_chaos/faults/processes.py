@@ -68,7 +68,7 @@ class ProcessFault:
         looks = [p.killed() if self.action is Action.KILL else p.frozen() for p in memory.parts]
         evidence = "; ".join(shown for _, shown in looks)
         if memory.led and system.monitor.epoch() != memory.epoch:
-            evidence += f"; epoch {memory.epoch} ended, {system.leader() or 'nobody'} leads"
+            evidence += f"; epoch {memory.epoch} ended, the leader now: {system.leader() or 'none'}"
         return Effect(all(done for done, _ in looks), evidence)
 
     async def heal(self, system: System, wound: Wound) -> None:
@@ -85,7 +85,7 @@ class ProcessFault:
 
 def _coordinators(system: System, names: Sequence[str]) -> list[Part]:
     if not names:
-        raise NoTarget("no such coordinator is whole")
+        raise NoTarget("no such coordinator is running and unharmed")
     return [CoordinatorPart(system.coordinators[name]) for name in names]
 
 
@@ -109,7 +109,7 @@ async def _all_replicas(system: System, _rng: random.Random) -> list[Part]:
 async def _etcd_leader(system: System, _rng: random.Random) -> list[Part]:
     name = await system.etcd_leader()
     if name is None or name not in system.running_etcd():
-        raise NoTarget("no etcd member that leads is whole")
+        raise NoTarget("etcd has no leader that is running and unharmed")
     return _members(system, [name])
 
 
@@ -117,7 +117,7 @@ async def _etcd_follower(system: System, rng: random.Random) -> list[Part]:
     leader = await system.etcd_leader()
     followers = [name for name in system.running_etcd() if name != leader]
     if leader is None or not followers:
-        raise NoTarget("no etcd member that follows is whole")
+        raise NoTarget("etcd has no follower that is running and unharmed")
     return _members(system, [chosen(rng, followers)])
 
 
@@ -146,8 +146,8 @@ _WHOM: Final[dict[str, tuple[str, Choose]]] = {
     "etcd-follower": ("an etcd member that does not lead", _etcd_follower),
     "etcd-majority": ("as many etcd members as make a majority", _etcd_majority),
     "member": ("a standalone process", _of_role("member")),
-    "rank": ("a rank under a supervisor", _of_role("rank")),
-    "supervisor": ("a supervisor (`strata run`)", _of_role("supervisor")),
+    "rank": ("a rank of an agent", _of_role("rank")),
+    "agent": ("an agent (`strata run`)", _of_role("agent")),
 }
 _HOW: Final = {
     Action.KILL: "SIGKILL, started again at the end",

@@ -68,7 +68,7 @@ class RestoreFault:
     async def inject(self, system: System, rng: random.Random) -> Wound:
         names = (*sorted(system.etcd), *sorted(system.coordinators))
         if set(system.whole(names)) != set(names) or len(system.running_etcd()) != len(system.etcd):
-            raise NoTarget("not all of etcd and the coordinators is whole")
+            raise NoTarget("an etcd member or a coordinator is not running and unharmed")
         system.claim(*names)
         try:
             return await self._lost(system)

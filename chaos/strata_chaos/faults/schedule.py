@@ -45,13 +45,13 @@ def plan(
     """
     for entry in scenario.script:
         if entry.name not in usable:
-            raise ConfigError(f"scenario {scenario.name}: the fault {entry.name} cannot be had here")
+            raise ConfigError(f"scenario {scenario.name}: the fault {entry.name} is not available here")
     faults = [*_scripted(scenario, duration_s)]
     if scenario.random is not None:
         faults += _drawn(scenario.random, rng, duration_s, usable, tuple(faults))
     if scenario.fault_names and not faults:
         raise ConfigError(
-            f"scenario {scenario.name}: no fault has room in {duration_s:g} s, or none can be had here",
+            f"scenario {scenario.name}: no fault fits into {duration_s:g} s, or none is available here",
             hint=f"give it more time; its own duration is {scenario.duration_s:g} s",
         )
     faults.sort(key=lambda item: item[0])  # stable: at equal times the scripted fault comes first

@@ -16,7 +16,7 @@ from strata_chaos.judgement.verdict import Finding
 from strata_chaos.scenario import Expectations
 
 CHECKER: Final = "expectation"
-SHORT_BARRIER: Final = "hurry"
+SHORT_BARRIER: Final = "short-deadline"
 """The name of barriers whose deadline is too short on purpose (`workloads.barriers`)."""
 
 

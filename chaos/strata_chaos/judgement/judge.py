@@ -158,7 +158,7 @@ class _Trial:
             self.complete = record.args["complete"]
         elif record.op == "observer.listed":
             if record.args["why"] == "start" or (record.args["why"] == "snapshot" and self.life == 1):
-                self.uncertainties.append("the observer came when etcd had been written already")
+                self.uncertainties.append("the observer started after the first write to etcd")
         elif record.op == "etcd.listed":
             key, held = listed(record)
             self.state.held[key] = held
@@ -190,7 +190,7 @@ def judge(folder: Path) -> Verdict:
         lives = {file: life for file in history.files if (life := _life_of(history, file))}
         observed = sorted(lives, key=lambda file: lives[file])
         if not observed:
-            trial.uncertainties.append("no observer recorded what etcd did")
+            trial.uncertainties.append("no observer recorded etcd's changes")
         elif sorted(lives.values()) != list(range(1, len(lives) + 1)):
             trial.uncertainties.append(
                 f"{len(observed)} observers recorded, of etcd's lives {sorted(lives.values())}; each life has one"
@@ -202,7 +202,9 @@ def judge(folder: Path) -> Verdict:
     except HistoryError as error:
         trial.uncertainties.append(str(error))
     except (KeyError, TypeError, AttributeError) as missing:
-        trial.uncertainties.append(f"{trial.at}: a line that does not say what its op must say: {missing!r}")
+        trial.uncertainties.append(
+            f"{trial.at}: a line lacks a field that its op must have, or the field has a wrong type: {missing!r}"
+        )
     if trial.events and not trial.complete:
         trial.uncertainties.append("the observer did not catch up with etcd before it ended")
     if trial.events and not trial.operations:

@@ -169,9 +169,9 @@ def text(result: Result) -> str:
     for finding in result.findings:
         lines += ["", f"VIOLATION ({finding.checker}): {finding.message}"]
         lines += [f"    {line}" for part in finding.evidence for line in part.splitlines()]
-    lines += [line for reason in result.uncertainties for line in ("", f"not known: {reason}")]
+    lines += [line for reason in result.uncertainties for line in ("", f"unknown: {reason}")]
     if result.broken:
-        lines += ["", f"the run broke down: {result.broken}"]
+        lines += ["", f"the run failed: {result.broken}"]
     lines += ["", f"folder  {result.folder}", f"again   {result.replay}"]
     lines += [f"judge   strata-chaos check {result.folder}"]
     return "\n".join(lines) + "\n"
@@ -202,7 +202,7 @@ def body(result: Result) -> dict[str, Any]:
             }
             for r in result.rules
         ],
-        "doubts": list(result.uncertainties),
+        "uncertainties": list(result.uncertainties),
         "restarts": result.restarts,
         "findings": [finding.as_json() for finding in result.findings],
         "broken": result.broken,
@@ -226,7 +226,7 @@ def fault_table(injuries: Iterable[Injury]) -> list[str]:
         *columns(cells),
         "",
         "times are p50 / max in seconds: new leader and next barrier from the injection; next barrier",
-        "after healing, where it had to wait for that; all well from healing, where no other fault came.",
+        "after healing, if it had to wait for that; all well from healing, if no other fault began.",
     ]
 
 

@@ -71,9 +71,9 @@ class Health:
         wrong += [problem for problem in coordinators if problem]
         leader = self._system.leader()
         if leader is None:
-            wrong.append("no coordinator leads")
+            wrong.append("there is no leader")
         elif not self._system.monitor.holds_lead():
-            wrong.append(f"the leader key is that of a {leader} that is gone")
+            wrong.append(f"the leader key names {leader}, which has ended")
         for job, workload in self._workloads.items():
             wrong += self._job(job, workload)
         return wrong
@@ -108,10 +108,10 @@ class Health:
             return (f"job {job} has {len(workers)} members of {workload.members}",)
         serving = set(self._system.monitor.replicas().values())
         if orphans := [entry.name for entry in workers if entry.record.served_by not in serving]:
-            return (f"job {job}: nobody serves {', '.join(orphans)}",)
+            return (f"job {job}: no replica serves {', '.join(orphans)}",)
         head = view.head()
         if head is None or head.record.members < workload.members:
-            return (f"job {job} has no whole world",)
+            return (f"job {job} has no complete world",)
         return ()
 
     def _barrier_jobs(self) -> list[str]:

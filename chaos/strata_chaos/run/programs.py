@@ -147,7 +147,7 @@ async def _stopped(children: Mapping[str, Child], grace_s: float) -> list[str]:
         child.request_stop()
     codes = await asyncio.gather(*(child.stop_async(grace_s) for child in children.values()))
     return [
-        f"{name} {child.describe()} when asked to stop:\n{child.tail(12)}"
+        f"{name} {child.describe()} after its stop request:\n{child.tail(12)}"
         for (name, child), code in zip(children.items(), codes, strict=True)
         if code != 0
     ]

@@ -55,7 +55,7 @@ def text(results: Sequence[Result]) -> str:
             lines += ["", f"seed {result.seed}: VIOLATION ({finding.checker}): {finding.message}"]
             lines += [f"    folder {result.folder}"]
         if result.broken:
-            lines += ["", f"seed {result.seed}: the run broke down: {result.broken}"]
+            lines += ["", f"seed {result.seed}: the run failed: {result.broken}"]
     return "\n".join(lines) + "\n"
 
 

@@ -68,7 +68,7 @@ def run(wish: RunSpec, folder: RunFolder, *, started: str, say: Say, keep: bool)
     planned = wish.plan()
     backend = backends.ALL[wish.backend]
     if why_not := backend.available():
-        raise ConfigError(f"the backend {wish.backend} cannot be had: {why_not}")
+        raise ConfigError(f"the backend {wish.backend} is not available: {why_not}")
     folder.write_run(
         wish.scenario,
         planned,

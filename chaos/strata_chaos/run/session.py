@@ -95,7 +95,7 @@ class Session:
             except asyncio.CancelledError:
                 if not self.account.cut_short:
                     raise
-                self._say("cut short; what was broken is healed")
+                self._say("cut short; the faults are healed")
             finally:
                 self._programs.kill()
 

@@ -49,7 +49,7 @@ def step_of(options: Options, generation: int, index: int, world_size: int) -> S
     if kind < 0.3:
         return Step(name="slow", ranks=everybody, slow=slow, timeout_s=GRACE_S)
     if kind < 0.35:
-        return Step(name="hurry", ranks=everybody, slow=slow, timeout_s=BUSY_POLL_S)
+        return Step(name="short-deadline", ranks=everybody, slow=slow, timeout_s=BUSY_POLL_S)
     return Step(name="all", ranks=everybody, slow=None, timeout_s=GRACE_S)
 
 

@@ -25,9 +25,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
     while not stop.is_set():
         life += 1
         child = local_agent(options, life)
-        recorder.note(
-            "process.started", pid=child.pid, role="supervisor", worker=options.worker, job=options.job
-        )
+        recorder.note("process.started", pid=child.pid, role="agent", worker=options.worker, job=options.job)
         while child.poll() is None and not stop.wait(LOOK_S):
             pass
         code = child.stop(STOP_S / 3) if stop.is_set() else child.join()

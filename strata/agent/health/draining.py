@@ -65,8 +65,8 @@ async def prepare_devices(
         if why and config.drain_on_fault:
             devices.thread.stop()
             raise Refused(
-                f"device {reading.index} of this node is not to be trained on: {why}",
-                hint="run elsewhere; run.drain_on_fault = false uses it all the same, --no-devices asks nothing",
+                f"device {reading.index} of this node cannot be used: {why}",
+                hint="use another node; run.drain_on_fault = false uses it anyway, --no-devices checks none",
             )
     return devices
 

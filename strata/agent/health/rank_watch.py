@@ -95,7 +95,7 @@ class Health:
         try:
             response: GetJobResponse = await self._upstream.call(GetJobRequest(), timeout_s=BLAME_S)
         except StrataError as error:
-            log.warning("stalls.nobody_asked", reason=error.message)
+            log.warning("stalls.not_evicted", reason=error.message)
             return None
         return frozenset(response.job.suspects)
 

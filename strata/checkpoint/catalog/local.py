@@ -118,7 +118,7 @@ class LocalCatalog:
             try:
                 self._refer(folder, request)
             except BaseException:
-                self.abort(record, "what it builds on cannot be used")
+                self.abort(record, "a checkpoint it refers to cannot be used")
                 raise
         return record
 
@@ -304,12 +304,12 @@ class LocalCatalog:
         if held.pinned:
             raise Refused(f"step {held.step} is pinned", hint="unpin it first")
         if held.tags:
-            raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
+            raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="remove the tag first")
         if broken := marks.tags(self._storage).broken:
             name = min(broken)
             raise Refused(
-                f"step {held.step} may be what the tag {name} names, which cannot be read: {broken[name]}",
-                hint=f"set it anew, or take it away: strata checkpoints untag {name}",
+                f"the tag {name}, which may name step {held.step}, cannot be read: {broken[name]}",
+                hint=f"set it again, or remove it: strata checkpoints untag {name}",
             )
         if (user := self._user_of(folder)) is not None:
             raise Refused(f"step {held.step} is used by {user}")
@@ -364,7 +364,7 @@ class LocalCatalog:
         if newest is None or newest.id != request.base_attempt or deleting:
             forget_uses(self._storage, folder)
             raise Refused(
-                f"what it would use is being deleted: {min(deleting)}"
+                f"an attempt it would use is being deleted: {min(deleting)}"
                 if deleting
                 else f"attempt {request.base_attempt} is not the newest checkpoint any more"
             )
@@ -376,7 +376,7 @@ class LocalCatalog:
                 try:
                     uses = read_uses(self._storage, name)
                 except CheckpointCorrupt as error:
-                    raise Refused(f"what {name} uses is not known: {error.message}") from error
+                    raise Refused(f"the attempts that {name} uses are not known: {error.message}") from error
                 if not uses and not self._storage.exists(f"{name}/{MARKER}"):
                     continue  # it may still record its references
                 self._uses[name] = uses
@@ -433,7 +433,7 @@ def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[Check
         return []
     pinned, tags = marks.pins(storage), marks.tags(storage)
     for why in tags.broken.values():
-        log.error("a tag cannot be read, so no checkpoint is deleted until it is set anew: %s", why)
+        log.error("a tag cannot be read, so no checkpoint is deleted until it is set again: %s", why)
     return [
         dataclasses.replace(c, pinned=c.id in pinned, tags=tags.of.get(c.id, ()))
         if c.id in pinned or c.id in tags.of

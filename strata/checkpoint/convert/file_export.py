@@ -82,7 +82,7 @@ def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | N
         if below:
             raise Refused(
                 f"{below[0]} differs between the {len(manifests)} ranks",
-                hint="--rank exports what one of them had, --only a part that all have alike",
+                hint="--rank exports the state of one rank, --only a part that is equal on all",
             )
     tree = manifest.tree if only is None else _part_of(manifest.tree, only)
     tensors: dict[str, str] = {}
@@ -110,8 +110,8 @@ def format_of(path: Path, requested: str | None) -> str:
         return requested
     if path.suffix not in FORMATS:
         raise ConfigError(
-            f"nothing says in which format {path} is to be written",
-            hint=f"end it in {', '.join(FORMATS)}, or say --format",
+            f"the format of {path} is not given",
+            hint=f"end it in {', '.join(FORMATS)}, or pass --format",
         )
     return FORMATS[path.suffix]
 
@@ -287,4 +287,4 @@ def _part_of(tree: Json, only: str) -> Json:
             except Refused:
                 continue
     held = ", ".join(str(name) for name, _ in children(tree) or ()) or "no keys"
-    raise Refused(f"there is nothing under {only!r}, where there is {held[:300]}")
+    raise Refused(f"there is nothing under {only!r}; there is {held[:300]}")

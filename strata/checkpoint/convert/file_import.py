@@ -111,7 +111,7 @@ def _stored(path: Path, name: str, entry: Any, data_begin: int, data_bytes: int)
         start, end = entry["data_offsets"]
         counts = [start, end, *shape]
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts):
-            raise ValueError("a number in it is none")
+            raise ValueError("a number in it is no size")
         if dtype not in _BY_SAFETENSORS:
             raise CheckpointError(f"{path}: tensor {name} has the dtype {dtype}, which cannot be saved")
         spec = TensorSpec(kind="torch", dtype=_BY_SAFETENSORS[dtype], shape=shape)

@@ -169,7 +169,7 @@ class Copier:
         with self._changed:
             failures, self._failures = self._failures, []
         for error in failures:
-            log.error("nobody was told of a copy that failed: %s", error.message)
+            log.error("no call reported this failed copy: %s", error.message)
 
     def _stop(self) -> None:
         with self._changed:
@@ -229,7 +229,7 @@ class Copier:
                     self._look_back()
                     looked_back = True
                 self._turn()
-                with self._collecting_errors("what is kept is not looked through", StrataError):
+                with self._collecting_errors("the garbage collection after copies", StrataError):
                     self._afterwards()
             except StrataError as error:
                 failures += 1
@@ -248,7 +248,7 @@ class Copier:
 
     def _look_back(self) -> None:
         """Queue the copies that earlier processes left unfinished."""
-        with self._collecting_errors("what earlier processes left is not copied"):
+        with self._collecting_errors("unfinished copies of earlier processes are not made"):
             found = self._missing()
             with self._changed:
                 known = {replica.folder for replica in self._queue}

@@ -81,7 +81,7 @@ def _first(sources: Sequence[Storage], read: Callable[[Storage], _T]) -> _T:
 def _marked(source: Storage, folder: str) -> str:
     marker = read_marker(source, folder)
     if marker is None:
-        raise CheckpointIncomplete(f"{source.uri}/{folder} has no marker: nothing says what was saved there")
+        raise CheckpointIncomplete(f"{source.uri}/{folder} has no marker, so its files are not known")
     return marker.manifest_digest
 
 
@@ -113,7 +113,7 @@ class Piece:
         if count != len(chunk):
             raise CheckpointCorrupt(f"{name} ends after {self.start + count} bytes")
         if self.digest and digest(chunk) != self.digest:
-            raise CheckpointCorrupt(f"{name} differs from what was saved (bytes {self.start} to {self.end})")
+            raise CheckpointCorrupt(f"{name} differs from the saved data (bytes {self.start} to {self.end})")
         return chunk.toreadonly()
 
 

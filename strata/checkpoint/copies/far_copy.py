@@ -142,7 +142,9 @@ class FarCopy:
         try:
             self._far.create_once(name, reason.encode())
         except StorageError as error:
-            log.warning("the other ranks are not told that step %d fails: %s", replica.step, error.message)
+            log.warning(
+                "cannot report to the other ranks that step %d fails: %s", replica.step, error.message
+            )
 
     def _copy_part(self, folder: str, part: Part) -> int:
         """Copy one part; return the bytes of images transferred, not counting images that `far` had already."""
@@ -245,11 +247,13 @@ class FarCopy:
         for rank in waiting:
             if rank != self._rank and self._note(rank) in there:
                 reason = self._far.read(f"{replica.folder}/{self._note(rank)}").decode(errors="replace")
-                raise PartLost(f"step {replica.step} is not in {self._far.uri}: rank {rank} says: {reason}")
+                raise PartLost(
+                    f"step {replica.step} is not in {self._far.uri}: rank {rank} reports: {reason}"
+                )
         if not waiting:
             return ""
         some = ", ".join(map(str, waiting[:10])) + (", …" if len(waiting) > 10 else "")
-        return f"of {len(manifest.parts)} parts those of rank {some} are not there"
+        return f"of {len(manifest.parts)} parts, those of rank {some} are missing"
 
     def _note(self, rank: int) -> str:
         return f"rank-{rank:05d}{_NOTE}{self._world}"

@@ -102,7 +102,7 @@ class TieredStorage:
             self.far.create_once(name, self.near.read(name))
             self.far.hold(name)
         except StorageError as error:
-            log.warning("%s does not know that %s is in use: %s", self.far.uri, name, error.message)
+            log.warning("%s has no record that %s is in use: %s", self.far.uri, name, error.message)
 
     def let_go(self, name: str) -> None:
         self.near.let_go(name)

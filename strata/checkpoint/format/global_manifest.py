@@ -55,7 +55,7 @@ def compose(
         read = named_digest(data)
         if acked.get(rank, read) != read:
             raise StorageError(
-                f"{folder}/{name} reads otherwise than rank {rank} wrote it: {read} instead of {acked[rank]}",
+                f"{folder}/{name} differs from the file that rank {rank} wrote: {read} instead of {acked[rank]}",
                 hint="the storage, or the way to it, changes bytes; save again",
             )
         manifest = written.get(read) or RankManifest.from_bytes(data, what=f"{folder}/{name}")

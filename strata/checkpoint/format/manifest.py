@@ -313,7 +313,7 @@ def _write(kind: str, body: dict[str, Json]) -> bytes:
         parsing.check_json(data, _LIMITS[kind])
     except ValueError as error:
         raise CheckpointError(
-            f"the description of what is saved is too large: {error}",
+            f"the description of the saved state is too large: {error}",
             hint="keep long lists of plain values as tensors or as bytes, or spread the tensors over more ranks",
         ) from error
     return data

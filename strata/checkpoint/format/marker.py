@@ -143,7 +143,7 @@ def read_named(storage: Storage, name: str, named: str) -> bytes:
     with proving(name):
         data = storage.read(name)
     if named_digest(data) != named:
-        raise CheckpointCorrupt(f"{name} differs from what was committed")
+        raise CheckpointCorrupt(f"{name} differs from the committed one")
     return data
 
 

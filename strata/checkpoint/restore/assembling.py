@@ -149,7 +149,7 @@ class Assembler:
                 position=position,
                 size_bytes=place.size_bytes,
                 digest=place.digest,
-                complaint=f"{name}: tensor {read.take.name} differs from what was saved (chunk {number})",
+                complaint=f"{name}: tensor {read.take.name} differs from the saved data (chunk {number})",
             )
             position += place.size_bytes
 

@@ -144,7 +144,7 @@ def _read_image(
             position=0,
             size_bytes=manifest.header_bytes,
             digest=manifest.header_digest,
-            complaint=f"{name}: the header differs from what was saved",
+            complaint=f"{name}: the header differs from the saved data",
         )
     ]
     data: dict[str, memoryview] = {}
@@ -161,7 +161,7 @@ def _read_image(
                     position=begin + number * CHUNK_BYTES,
                     size_bytes=place.size_bytes,
                     digest=place.digest,
-                    complaint=f"{lies_in}: tensor {tensor} differs from what was saved (chunk {number})",
+                    complaint=f"{lies_in}: tensor {tensor} differs from the saved data (chunk {number})",
                 )
             )
     read_chunks(storage, memory, chunks, threads=threads)

@@ -125,7 +125,7 @@ def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
     elif has_state(target):
         _check_state(saved, key, target.state_dict(), tree)
     elif children(tree) is not None or _is_bytes(tree) != isinstance(target, bytes | bytearray):
-        pickled = "what torch's own planner pickled is loaded through DCP, with that planner"
+        pickled = "load values that torch's own planner pickled through DCP, with that planner"
         raise CheckpointError(
             f"{key} was saved as {_kind(tree)}, and is {class_text(target)} here",
             hint=pickled if _is_bytes(tree) else wrapping_hint(target),

@@ -106,7 +106,7 @@ class Images:
             raise CheckpointCorrupt(f"{name} ends after {place.offset + count} bytes, within {what}")
         if digest(chunk) != place.digest:
             raise CheckpointCorrupt(
-                f"{name}: {what} differs from what was saved"
+                f"{name}: {what} differs from the saved data"
                 f" (bytes {place.offset} to {place.offset + len(chunk)})"
             )
         return chunk

@@ -155,7 +155,7 @@ class CheckpointInfo:
                 try:
                     callback()
                 except Exception:  # the save is still committed, and threads in `wait` must return
-                    log.exception("what was to hear that step %d is committed failed", self.step)
+                    log.exception("a callback for the commit of step %d failed", self.step)
             self.committed = True
             self._changed.notify_all()
 

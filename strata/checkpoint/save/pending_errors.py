@@ -56,7 +56,7 @@ class PendingErrors:
             for info in self._infos
             if not info.done
         ]
-        return ", ".join(saves) or "what follows a save: to tell of it, to remove old checkpoints"
+        return ", ".join(saves) or "the work after a save: to report it, to remove old checkpoints"
 
     @property
     def written(self) -> list[int]:
@@ -83,9 +83,11 @@ class PendingErrors:
         """Print the errors on stderr: the process ends, and they were not raised."""
         for info in self._infos:
             if info.unreported:
-                print_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
+                print_on_stderr(
+                    f"the save of step {info.step} failed, and no call reported it: {info.told()}"
+                )
         for error in self._take_later_errors():
-            print_on_stderr(f"nobody was told what failed after a save: {error}")
+            print_on_stderr(f"an error after a save, which no call reported: {error}")
 
     def _take_later_errors(self) -> list[BaseException]:
         return [self._later_errors.popleft() for _ in range(len(self._later_errors))]

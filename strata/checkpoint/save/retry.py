@@ -163,7 +163,9 @@ def first_taken(acts: Sequence[Callable[[], _T]]) -> _T:
                 break
         else:
             if refused is not None:
-                log.warning("the second storage takes what the first one refuses: %s", refused.message)
+                log.warning(
+                    "the second storage takes the saves that the first one refuses: %s", refused.message
+                )
             return done
     assert refused is not None, "there is an act, which returned or raised"
     try:

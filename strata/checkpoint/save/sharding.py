@@ -124,9 +124,9 @@ def gap(shape: Shape, boxes: Sequence[Box]) -> str | None:
                 break
             compared += 1
             if compared > MAX_COMPARED:
-                return f"its {len(ordered)} parts lie so that too many would have to be compared"
+                return f"its {len(ordered)} parts are laid out so that too many would have to be compared"
             if box.overlap(other) is not None:
-                return f"what begins at {list(box.offsets)} and at {list(other.offsets)} overlaps"
+                return f"the parts at {list(box.offsets)} and at {list(other.offsets)} overlap"
     held, total = sum(box.count for box in ordered), math.prod(shape)
     return None if held == total else f"{held} of {total} elements are there"
 

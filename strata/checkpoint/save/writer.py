@@ -182,7 +182,7 @@ class AsyncCheckpointWriter:
         try:
             self.check_for_errors()
         except BaseException as error:
-            why = f"rank {self._saver.catalog.rank} was told of an earlier error: {error}"
+            why = f"rank {self._saver.catalog.rank} reported an earlier error: {error}"
             self._abort_in_background(request, f"{DROPPED}: {why}"[:1000])
             raise
 
@@ -455,7 +455,7 @@ class AsyncCheckpointWriter:
                 left_s -= SAY_S
                 if left_s <= 0:
                     return False
-            log.warning("the end waits for %s", self._pending_errors.awaited)
+            log.warning("the exit waits for %s", self._pending_errors.awaited)
         return True
 
     # -- the end of the process

@@ -101,9 +101,7 @@ def like(example: Any, parts: Mapping[Box, Any]) -> Any:
 
 def _of_dtensor(key: str, value: Any) -> Distributed:
     if any(placement.is_partial() for placement in value.placements):
-        raise CheckpointError(
-            f"{key} is a DTensor whose values are yet to be summed", hint="redistribute it first"
-        )
+        raise CheckpointError(f"{key} is a DTensor with a Partial placement", hint="redistribute it first")
     spec, mesh = _spec(key, value), value.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this process is not part of its mesh
@@ -117,7 +115,7 @@ def _of_dtensor(key: str, value: Any) -> Distributed:
     local = value.to_local()
     shape, offsets = _place_in(value)
     if tuple(local.shape) != shape:
-        raise CheckpointError(f"{key} has {list(local.shape)} here, and its mesh says {list(shape)}")
+        raise CheckpointError(f"{key} has {list(local.shape)} here, and its mesh gives {list(shape)}")
     box = Box(offsets, shape)
     names = mesh.mesh_dim_names or ()
     named = {name: (coordinate[dimension], mesh.size(dimension)) for dimension, name in enumerate(names)}

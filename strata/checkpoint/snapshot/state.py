@@ -93,7 +93,7 @@ class Flat:
             raise CheckpointError(
                 f"{key if len(key) <= 200 else f'{key[:200]}…'} lies {MAX_DEPTH} containers deep,"
                 " and no deeper ones can be saved",
-                hint="flatten the state: a list of parts, say, instead of parts within parts",
+                hint="flatten the state: for example a list of parts instead of parts within parts",
             )
         self._open.add(id(value))
         try:

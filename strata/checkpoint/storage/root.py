@@ -52,7 +52,7 @@ def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
     found = None if document is None else document["owner"]
     if document is None or found != owner:
         raise ConfigError(
-            f"{storage.uri}/{name} says that this folder is {found}, and it was to be used as {owner}",
+            f"{storage.uri}/{name} names {found} as the owner of this folder, not {owner}",
             hint="choose another storage path",
         )
     return document["id"]

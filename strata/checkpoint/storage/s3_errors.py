@@ -51,7 +51,7 @@ _HINTS: Final = {
     "elsewhere": "the bucket is in another region: set region=, or AWS_REGION",
     "refused": "the credentials may not do this here: they need to read, write, list and delete in the bucket",
     "bucket": "create the bucket, or look for a slip in its name, the region and the endpoint",
-    "busy": "the server is in trouble or asks for fewer requests; the save can be repeated",
+    "busy": "the server has an error or wants fewer requests; the save can be repeated",
     "gone": "an upload was aborted on its way, by a lifecycle rule or by hand; the save can be repeated",
     "silent": "look at endpoint_url, the network and its proxies",
 }
@@ -101,7 +101,7 @@ def as_storage_error(verb: str, what: str) -> Iterator[None]:
 def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
     """Return the error for an answer of the server."""
     answered = f"{code or 'an error'} ({status})" if status else code
-    message = f"cannot {verb} {what}: the server says {answered}"
+    message = f"cannot {verb} {what}: the server answered {answered}"
     if code == "NoSuchBucket":
         return S3Error(message, reason=code, hint=_HINTS["bucket"], lasting=True)
     if code in _MISSING or (status == 404 and not code):

@@ -142,7 +142,7 @@ class S3Storage:
             prefix
         )  # the object that a web console, or a server over a file system, makes for a folder
         if self._control.any_below(prefix):
-            raise StorageError(f"{self.uri}/{folder} is not empty", hint="somebody else writes there")
+            raise StorageError(f"{self.uri}/{folder} is not empty", hint="another process writes there")
         self._abort_uploads(prefix, older_than_s=0.0)
 
     # -- reading
@@ -168,7 +168,7 @@ class S3Storage:
 
     def hold(self, name: str) -> None:
         if self._control.find(self._key(name)) is None:
-            raise ObjectMissing(f"{self.uri}/{name} is not there to be held")
+            raise ObjectMissing(f"{self.uri}/{name} is missing and cannot be held")
         self._touch(name)
 
     def let_go(self, name: str) -> None:
@@ -208,7 +208,7 @@ class S3Storage:
             count = self._control.abort_uploads(prefix, older_than_s=older_than_s)
         except StorageError as error:
             # Not every server lists uploads, and not every role may list them; a lifecycle rule does the same.
-            log.info("incomplete uploads below %s are not looked for: %s", prefix, error.message)
+            log.info("incomplete uploads below %s cannot be listed: %s", prefix, error.message)
         else:
             if count:
                 log.info("%d incomplete uploads below %s are aborted", count, prefix)

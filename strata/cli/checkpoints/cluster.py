@@ -201,14 +201,14 @@ class ClusterSource:
     def garbage(self, keep_count: int | None) -> Iterator[Garbage]:
         if keep_count is not None:
             raise InvalidArgument(
-                "what a job keeps is told by its managers, and the leader sees to it",
+                "the CheckpointManagers of a job set its retention, and the leader applies it",
                 hint="give keep_count to CheckpointManager, or --storage here",
             )
         for task in self._tasks():
             try:
                 place_of(task.path, task.attempt)
             except StorageError as error:
-                sys.stderr.write(f"step {task.step} is left to others: {error.message}\n")
+                sys.stderr.write(f"step {task.step} is left to other hosts: {error.message}\n")
                 continue
             if task.kind not in _WHY:
                 continue  # the job's members verify copies that have a corruption report
@@ -253,10 +253,10 @@ def place_of(path: str, attempt: str) -> tuple[Storage, str]:
     """
     above, _, folder = path.rpartition("/")
     if not folder.startswith("step-") or not folder.endswith(f"-{attempt}"):
-        raise CheckpointError(f"attempt {attempt} is recorded at {path}, which is no place of it")
+        raise CheckpointError(f"attempt {attempt} is recorded at {path}, which is not its folder")
     storage = open_storage(above)
     if root.owner_of(storage) is None:
         raise StorageError(
-            f"this host has nothing at {above}", hint="run it where that path is mounted, or say --storage"
+            f"this host has nothing at {above}", hint="run it where that path is mounted, or pass --storage"
         )
     return storage, folder

@@ -30,23 +30,27 @@ from strata.cli.console.progress import byte_progress
 from strata.core.kv.records import CheckpointState
 from strata.errors import Refused
 
-Out = Annotated[Path, typer.Argument(metavar="FILE", help="Its suffix says the format, unless --format.")]
+Out = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Its suffix sets the format, unless --format does.")
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A safetensors file, or one of torch.save.")]
 Only = Annotated[
     str | None,
     typer.Option(
-        "--only", help="A key of the state, such as model: only what is below it, without that key."
+        "--only", help="A key of the state, such as model: only the entries below it, without that key."
     ),
 ]
 Format = Annotated[
     str | None, typer.Option("--format", help="safetensors, numpy, torch, or bytes for opaque ones.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
-RankOf = Annotated[int | None, typer.Option("--rank", min=0, help="Whose part, where the ranks differ.")]
-Step = Annotated[int, typer.Option("--step", min=0, help="The step that it counts as.")]
-Epoch = Annotated[int, typer.Option("--epoch", min=0, help="The epoch that it counts as.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+RankOf = Annotated[
+    int | None, typer.Option("--rank", min=0, help="The rank whose part to write, if the ranks differ.")
+]
+Step = Annotated[int, typer.Option("--step", min=0, help="The checkpoint's step.")]
+Epoch = Annotated[int, typer.Option("--epoch", min=0, help="The checkpoint's epoch.")]
 Key = Annotated[
-    str | None, typer.Option("--key", help="The key of the state under which it comes.", show_default="model")
+    str | None, typer.Option("--key", help="The key of the state to put it under.", show_default="model")
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Whatever the file is, import its bytes as they are.")]
 Root = Annotated[

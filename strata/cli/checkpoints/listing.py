@@ -24,7 +24,7 @@ from strata.core.kv.records import CheckpointState
 from strata.errors import Refused
 
 Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor, too.")]
-Rank = Annotated[int, typer.Option("--rank", min=0, help="Whose tensors and values.")]
+Rank = Annotated[int, typer.Option("--rank", min=0, help="The rank whose tensors and values to show.")]
 
 
 @on_source
@@ -85,7 +85,7 @@ def show(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Show one checkpoint: what it is, what it holds, what it follows from.
+    """Show one checkpoint: its state, its contents, and the checkpoint before it.
 
     Example: strata checkpoints show latest --tensors --storage /data/checkpoints
     """

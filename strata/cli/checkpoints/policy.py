@@ -29,15 +29,19 @@ if TYPE_CHECKING:
     from strata.v1.retention_pb2 import GetRetentionResponse, Keep
 
 KeepCount = Annotated[
-    int | None, typer.Option("--keep-count", min=0, help="So many of the newest stay; 0: all of them.")
+    int | None, typer.Option("--keep-count", min=0, help="Keep this many of the newest; 0: all of them.")
 ]
 EverySteps = Annotated[
-    int, typer.Option("--keep-every-steps", min=0, help="And the first from each multiple of so many on.")
+    int, typer.Option("--keep-every-steps", min=0, help="Keep the first from each multiple of this on, too.")
 ]
-Best = Annotated[int, typer.Option("--keep-best", min=0, help="And so many of the best by --best-metric.")]
+Best = Annotated[
+    int, typer.Option("--keep-best", min=0, help="Keep this many of the best by --best-metric, too.")
+]
 Metric = Annotated[str, typer.Option("--best-metric", help="A name in their metadata, such as loss.")]
 Highest = Annotated[bool, typer.Option("--highest", help="The best have the highest number, not the lowest.")]
-AgeS = Annotated[float, typer.Option("--keep-age-s", min=0, help="And those younger than so many seconds.")]
+AgeS = Annotated[
+    float, typer.Option("--keep-age-s", min=0, help="Keep those younger than this many seconds, too.")
+]
 OnTier = Annotated[
     str, typer.Option("--tier", help="Rules for the copies on this tier alone, such as replica.")
 ]
@@ -56,7 +60,7 @@ def retention(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Say which checkpoints of a job stay and why; with --keep-count, set the rules first.
+    """Show which checkpoints of a job are kept and why; with --keep-count, set the rules first.
 
     A manager with a keep_count of its own sets them again whenever the job starts.
 
@@ -65,7 +69,8 @@ def retention(
     age_s = seconds(keep_age_s, what="--keep-age-s", zero=True)
     if keep_count is None and (keep_every_steps or keep_best or best_metric or highest or age_s or tier):
         raise InvalidArgument(
-            "rules are set with a number of the newest that stay", hint="add --keep-count; 0 keeps everything"
+            "the rules need the number of newest checkpoints to keep",
+            hint="add --keep-count; 0 keeps everything",
         )
     with looking.catalog() as source:
         if keep_count is not None:
@@ -95,7 +100,7 @@ def _fate(found: GetRetentionResponse, name: str) -> str:
     """Return, as text, which copies retention keeps and deletes: it may differ from tier to tier."""
     why = f"stays: {found.kept[name]}" if name in found.kept else ""
     if name in found.going:
-        why = f"goes where no rule keeps it; {why}" if why else "goes: no rule keeps it"
+        why = f"to be deleted where no rule keeps it; {why}" if why else "to be deleted: no rule keeps it"
     return why
 
 
@@ -103,7 +108,7 @@ def _rules(found: GetRetentionResponse) -> Iterator[str]:
     if not found.HasField("retention"):
         yield "no rules are set: everything stays"
         return
-    yield f"{_sentence(found.retention.keep)} (set by {found.retention.who or 'nobody named'})"
+    yield f"{_sentence(found.retention.keep)} (set by {found.retention.who or 'an unnamed caller'})"
     for name in sorted(found.retention.tiers):
         yield f"on {name}: {_sentence(found.retention.tiers[name])}"
 
@@ -115,7 +120,7 @@ def _sentence(keep: Keep) -> str:
         (keep.best, f"the {keep.best} best by {'highest' if keep.highest else 'lowest'} {keep.metric}"),
         (keep.age_ms, f"those younger than {keep.age_ms / 3_600_000:g} h"),
     ]
-    return "what stays: " + (", ".join(rule for number, rule in rules if number) or "everything")
+    return "kept: " + (", ".join(rule for number, rule in rules if number) or "everything")
 
 
 @on_catalog
@@ -126,9 +131,9 @@ def rewind(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Have a job go back: its next generation, which follows at once, begins from this checkpoint.
+    """Rewind a job: its next generation, which follows at once, begins from this checkpoint.
 
-    What was saved after it stays in the catalog, and counts no more. Asks first, unless --yes.
+    Later checkpoints stay in the catalog, and count no more. Asks first, unless --yes.
 
     Example: strata checkpoints rewind 5000 --job gpt
     """

@@ -22,16 +22,18 @@ from strata.errors import CheckpointNotFound, InvalidArgument, Refused, StorageE
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
 Why = Annotated[
-    str, typer.Option("--why", help="Why it is to stay; whoever pins it for another reason is told.")
+    str, typer.Option("--why", help="The reason to keep it, shown to a caller that pins it for another one.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 KeepCount = Annotated[
     int | None,
     typer.Option(
-        "--keep-count", min=1, help="Delete older ones than so many of the newest, too. Without it none goes."
+        "--keep-count", min=1, help="Delete those older than this many of the newest, too. Without it, none."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go, and change nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Print what would be removed, and change nothing.")
+]
 
 
 @on_source
@@ -42,7 +44,7 @@ def pin(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Keep a checkpoint until it is unpinned, whatever the retention says.
+    """Keep a checkpoint until it is unpinned, whatever the retention rules.
 
     Example: strata checkpoints pin 5000 --why "the paper's" --job gpt
     """
@@ -59,7 +61,7 @@ def unpin(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Let a checkpoint go when the retention says so.
+    """Unpin a checkpoint, so that retention may delete it.
 
     Example: strata checkpoints unpin 5000 --job gpt
     """
@@ -77,13 +79,13 @@ def tag(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Give a checkpoint a name, or move the name to it. What has a name is not deleted.
+    """Give a checkpoint a name, or move the name to it. A tagged checkpoint is not deleted.
 
     Example: strata checkpoints tag 5000 best --job gpt
     """
     if means_another(name):
         raise InvalidArgument(
-            f"{name!r} cannot be a tag: as a word for a checkpoint it means another one",
+            f"{name!r} cannot be a tag: as a checkpoint's name it means another one",
             hint="a tag is not `latest`, and not of digits alone, which are a step",
         )
     with looking.source() as source:
@@ -99,7 +101,7 @@ def untag(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Take a name away. The checkpoint stays as long as the retention says.
+    """Remove a tag. Retention may delete the checkpoint from then on.
 
     Example: strata checkpoints untag best --job gpt
     """
@@ -121,7 +123,7 @@ def delete(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Delete a checkpoint and its files. The latest one, and what is pinned or used, stays.
+    """Delete a checkpoint and its files. The latest one, and pinned or used ones, stay.
 
     Asks first, unless --yes.
 
@@ -144,15 +146,15 @@ def collect(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Remove what crashes and interrupted deletions left, and with --keep-count old checkpoints.
+    """Remove files that crashes and interrupted deletions left, and with --keep-count old checkpoints.
 
-    A save that is going on is left alone, and so is what is pinned, tagged, used or the latest.
+    Saves in progress stay, and so do the latest, pinned, tagged and used checkpoints.
 
     Example: strata checkpoints gc --dry-run --storage /data/checkpoints
     """
     removed: list[dict[str, Any]] = []
     failure: StorageError | None = None
-    with looking.source() as source, item_progress("what may go") as advance:
+    with looking.source() as source, item_progress("removable checkpoints") as advance:
         for each in source.garbage(keep_count):
             advance()
             try:

@@ -45,7 +45,7 @@ def storage_source(where: str, job: str) -> StorageSource:
         if job not in held:
             raise CheckpointNotFound(
                 f"{storage.uri} has nothing of job {job}, only of {', '.join(held) or 'none'}",
-                hint="say --job",
+                hint="pass --job",
             )
         storage = open_storage(f"{storage.uri}/{job}")
     return StorageSource(storage, standalone=owner == root.STANDALONE)
@@ -56,9 +56,9 @@ def _no_root(storage: Storage) -> CheckpointNotFound:
     if Folder.parse(storage.uri.rpartition("/")[2]) is not None:
         hint = "that is one checkpoint's folder; the root is the one above"
     elif isinstance(storage, LocalStorage) and not storage.root.exists():
-        why = "there is nothing"
+        why = "it does not exist"
     elif isinstance(storage, LocalStorage) and not storage.root.is_dir():
-        why, hint = "it is a file", "say the folder that was saved into"
+        why, hint = "it is a file", "pass the folder that checkpoints are saved into"
     return CheckpointNotFound(f"{storage.uri} is no storage root: {why}", hint=hint)
 
 
@@ -133,8 +133,8 @@ class StorageSource:
     def _check_owner(self) -> None:
         if not self._standalone:
             raise Refused(
-                f"{self.storage.uri} belongs to coordinators, who must know of a change",
-                hint="leave --storage out, and say --endpoints and --job",
+                f"{self.storage.uri} belongs to coordinators, which must make each change",
+                hint="pass --endpoints and --job instead of --storage",
             )
 
 

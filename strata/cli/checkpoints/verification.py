@@ -26,7 +26,9 @@ from strata.cli.console.progress import byte_progress
 from strata.core.kv.records import CheckpointState
 from strata.errors import CheckpointNotFound, Refused
 
-All = Annotated[bool, typer.Option("--all", help="Every committed one, and what storage has as corrupt.")]
+All = Annotated[
+    bool, typer.Option("--all", help="Every committed one, and those that storage marks as corrupt.")
+]
 Newer = Annotated[str, typer.Argument(metavar="NEWER", help="The other one, named likewise.")]
 _READABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 
@@ -98,12 +100,12 @@ def _print(checkpoint: CheckpointMetadata, verification: Verification) -> None:
 def diff(
     older: Which,
     newer: Newer = "latest",
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part is compared.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank whose part to compare.")] = 0,
     as_json: Json = False,
     *,
     looking: SourceOptions,
 ) -> None:
-    """Say what is different in another checkpoint: tensors and values. Reads manifests only.
+    """Show how another checkpoint differs: tensors and values. Reads manifests only.
 
     Example: strata checkpoints diff 1000 2000 --job gpt
     """

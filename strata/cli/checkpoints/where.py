@@ -122,7 +122,7 @@ def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = Fals
         raise CheckpointNotFound(f"no checkpoint is {word!r}; there are {_names_of(known)}")
     if len(found) > 1 and (alone or not word.isdigit()):
         names = ", ".join(f"{c.step}@{c.generation} ({c.id}, {c.state.value})" for c in found)
-        raise InvalidArgument(f"{word!r} may be each of {names}", hint="say the attempt's id")
+        raise InvalidArgument(f"{word!r} matches each of {names}", hint="pass the attempt's id")
     committed = [c for c in found if c.state is CheckpointState.COMMITTED]
     return (committed or found)[-1]
 

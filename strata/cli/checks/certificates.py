@@ -21,7 +21,7 @@ from strata.security.tls import read_pem
 SOON: Final = dt.timedelta(days=30)
 _ON_ITS_HOST: Final = ("strata certs renew --ca CA --out COORDINATOR",)
 _CA, _CA_KEY = "ca.pem", "ca-key.pem"
-_AUTHORITY: Final = "make a new authority, trust both for a while, and issue all certificates anew: docs/operate/expired-certificate.md"
+_AUTHORITY: Final = "make a new authority, trust both for a while, and issue all certificates again: docs/operate/expired-certificate.md"
 
 
 def credentials(given: Credentials, *, what: str = "tls") -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def credentials(given: Credentials, *, what: str = "tls") -> Iterator[Finding]:
             )
         else:
             if pem.cert is None:
-                yield ok(what, f"{given.ca_file} says whom we believe; we show no certificate")
+                yield ok(what, f"{given.ca_file} names the trusted authority; this side shows no certificate")
             else:
                 assert given.cert_file is not None
                 yield of_days(
@@ -117,7 +117,7 @@ def _expired(given: Credentials, now: dt.datetime) -> tuple[str, ...]:
 
 def _where(commands: tuple[str, ...]) -> str:
     if not commands:
-        return "have whoever made it make a new one"
+        return "have its issuer make a new one"
     if " --ca CA " in commands[0]:
         return "where the authority's key lies; put its folder in the place of CA, and copy the files here"
     return "nothing has to be restarted: the files are read again for each connection"

@@ -35,9 +35,7 @@ FORGET: Final = "start it again, see docs/operate/lost-coordinator.md; or, if it
 UNKNOWN_ENDPOINT: Final = (
     "correct --endpoints (strata status shows the addresses), or start a coordinator there"
 )
-LEFT_OUT: Final = (
-    "add their addresses: who knows one endpoint only finds no coordinator when that one is down"
-)
+LEFT_OUT: Final = "add their addresses: a client with one endpoint finds no coordinator when that one is down"
 LOST: Final = (
     "on its host: systemctl restart strata-coordinator@NAME, see docs/operate/lost-coordinator.md;"
     " or take it out of --endpoints"
@@ -76,7 +74,7 @@ def cluster(
     if status.leader:
         yield ok("leader", f"{status.leader}, epoch {status.leader_epoch}")
     else:
-        yield fail("leader", "nobody leads", "do the coordinators reach a majority of etcd?")
+        yield fail("leader", "no leader", "do the coordinators reach a majority of etcd?")
     versions = {r.version for r in status.replicas if not r.unreachable} | {
         metadata.version("strata-control")
     }

@@ -92,7 +92,7 @@ async def _etcd(
                     level="FAIL",
                     what="etcd",
                     says=f"the data of {', '.join(names) or 'a former member'} differs from the others': alarm CORRUPT",
-                    hint="run these in this order: the member begins anew from the others' data",
+                    hint="run these in this order: the member begins again, from the others' data",
                     commands=corrupt_remedy(connection, names),
                 )
             )
@@ -223,4 +223,4 @@ def ports(config: CoordinatorConfig) -> Iterator[Finding]:
         if port == 0 or is_free(port, host=host):
             yield ok(what, f"{address} is free")
         else:
-            yield warn(what, f"{address} is taken", "by a coordinator of yours, if the line above says so")
+            yield warn(what, f"{address} is taken", "by your own coordinator, if the line above says so")

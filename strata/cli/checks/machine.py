@@ -53,15 +53,17 @@ def clock() -> Finding:
     libc = ctypes.CDLL(None, use_errno=True)
     state = libc.adjtimex(ctypes.create_string_buffer(512))  # modes 0: read only
     if state < 0:
-        return warn("clock", os.strerror(ctypes.get_errno()), "it could not be asked; is this a container?")
+        return warn(
+            "clock", os.strerror(ctypes.get_errno()), "the kernel does not report it; is this a container?"
+        )
     if state == _TIME_ERROR:
         return warn(
             "clock",
-            "nothing keeps it in time",
+            "not synchronized",
             "run an NTP client: certificates and the times of checkpoints go by it",
             NTP[0],
         )
-    return ok("clock", "kept in time")
+    return ok("clock", "synchronized")
 
 
 def names(endpoints: str, *, timeout_s: float) -> Iterator[Finding]:

@@ -94,7 +94,7 @@ def _network(root: Path, mount: Mount) -> Iterator[Finding]:
         yield warn(
             WHAT,
             f"{root}: mounted with {says}",
-            f"mount it anew, and in /etc/fstab: {PAGE}",
+            f"mount it again, and change /etc/fstab: {PAGE}",
             *mount.again(options),
         )
     if not found:

@@ -54,7 +54,7 @@ def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterat
     command = f"strata doctor --shared --storage {shlex.quote(str(root))}"
     if not marking:
         if mount is not None and mount.network:
-            says = f"{root}: whether other hosts see the same files is proven by marks, a run on each host"
+            says = f"{root}: a run on each host proves by marks whether they see the same files"
             yield Finding(level="OK", what=WHAT, says=says, commands=(command,))
         return
     try:

@@ -109,7 +109,7 @@ def _unusable(root: Path, mount: Mount | None, error: OSError) -> Finding:
         case errno.ENOENT:
             return fail("storage", says, "make it", f"mkdir -p {path}")
         case errno.ENOSPC | errno.EDQUOT:
-            return fail("storage", says, f"make room: {FULL_DISK}", f"du -xsh {path}/*")
+            return fail("storage", says, f"free some space: {FULL_DISK}", f"du -xsh {path}/*")
         case errno.EACCES | errno.EPERM:
             hint = "let this user write there: as root, or as its owner"
             return fail("storage", says, hint, f"chown {os.geteuid()}:{os.getegid()} {path}")
@@ -118,9 +118,9 @@ def _unusable(root: Path, mount: Mount | None, error: OSError) -> Finding:
             return fail("storage", says, "mount it for writing", f"mount -o remount,rw {point}")
         case errno.ESTALE if mount is not None:
             point = shlex.quote(mount.point)
-            return fail("storage", says, "mount it anew", f"umount -l {point}", f"mount {point}")
+            return fail("storage", says, "mount it again", f"umount -l {point}", f"mount {point}")
         case _:
-            return fail("storage", says, "look at what is there", f"findmnt -T {path}", f"ls -ld {path}")
+            return fail("storage", says, "check what the path is", f"findmnt -T {path}", f"ls -ld {path}")
 
 
 def _lacking(says: str, root: Path, mount: Mount | None) -> Finding:
@@ -140,7 +140,7 @@ def free_space_finding(root: Path, *, free_bytes: int, inodes: int, free_inodes:
         hint = f"that is little for checkpoints: {FULL_DISK}"
         return warn("storage", f"{says}, {size(free_bytes)} free", hint, f"du -xsh {path}/*")
     if inodes and free_inodes < MIN_FREE_INODES:
-        hint = f"a checkpoint takes some files for each rank; remove files that nobody needs: {FULL_DISK}"
+        hint = f"a checkpoint takes some files for each rank; remove unneeded files: {FULL_DISK}"
         text = f"{says}, {free_inodes} of {inodes} inodes free"
         return warn("storage", text, hint, f"du -xs --inodes {path}/*")
     return ok("storage", f"{says}, {size(free_bytes)} free")
@@ -150,7 +150,7 @@ def sync_finding(root: Path, median_s: float) -> Finding:
     """Judge how long it takes until a small file is durable."""
     says = f"{root}: a small file is durable after {1000 * median_s:.1f} ms (median of {SYNCS})"
     if median_s > SYNC_S:
-        hint = "each save waits for some such syncs, and etcd must not share this disk: it elects anew when it is slow"
+        hint = "each save waits for some such syncs, and etcd must not share this disk: on a slow disk it elects a new leader"
         probe = shlex.quote(f"{root}/.strata-probe.tmp")
         return warn(
             "storage sync", says, hint, f"dd if=/dev/zero of={probe} bs=4k count=50 oflag=dsync; rm {probe}"
@@ -301,7 +301,7 @@ def _mode(owner: str) -> str:
 
 def _identity(number: str) -> str:
     if not number:
-        return "without an id: whether another host sees the same one cannot be told from here"
+        return "without an id: this host cannot prove that another host sees the same one"
     return f"id {number}; a host that shares it reads the same id with this command"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from strata.controlplane.backup_store import StoredBackup
 
 app = typer.Typer(
-    help="Back up the control plane, restore it, or build it anew from storage.", no_args_is_help=True
+    help="Back up the control plane, restore it, or rebuild it from storage.", no_args_is_help=True
 )
 
 Place = Annotated[
@@ -56,11 +56,11 @@ def backup(
     insecure: Insecure = None,
     config: Config = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question to etcd.")
+        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each request to etcd.")
     ] = 5.0,
     as_json: Json = False,
 ) -> None:
-    """Take a snapshot of etcd from a healthy member, and keep it with what is needed to know it again.
+    """Take a snapshot of etcd from a healthy member, and store it with a .json that describes it.
 
     A backup counts once its .json is there. Then the oldest beyond --keep are removed. Run it from a timer:
     docs/operate/backup.md.
@@ -125,9 +125,9 @@ def verify(
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Read a backup once, and say whether it is what was written: 0 if it is, 1 if not.
+    """Read a backup once, and report whether it is intact: exit status 0 if it is, 1 if not.
 
-    Compared are its size and SHA-256 with its .json, and the SHA-256 that etcd wrote at its end.
+    Its size and SHA-256 must match its .json, and its content the SHA-256 that etcd wrote at its end.
 
     Example: strata controlplane verify /mnt/backups
     """

@@ -53,13 +53,11 @@ StorageRoots = Annotated[
 ]
 Etcd = Annotated[str | None, typer.Option("--etcd", help="etcd's members, as host:port, by commas.")]
 Cluster = Annotated[str | None, typer.Option("--cluster", help="The cluster's name. [default]")]
-Replace = Annotated[
-    bool, typer.Option("--replace", help="Put it in the place of the jobs that etcd holds now.")
-]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace the jobs that etcd holds now.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Read every byte of every checkpoint.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-TimeoutS = Annotated[float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question to etcd.")]
+TimeoutS = Annotated[float, typer.Option("--timeout-s", min=0.1, help="Seconds for each request to etcd.")]
 
 
 def restore(
@@ -77,11 +75,14 @@ def restore(
     in_place: Annotated[
         bool,
         typer.Option(
-            "--in-place", help="Complete what etcd holds: an older snapshot that somebody put under it."
+            "--in-place", help="Complete the data in etcd, which an operator restored from an older snapshot."
         ),
     ] = False,
     lineage: Annotated[
-        str, typer.Option("--lineage", help="Which cluster's backups, where the place has several's.")
+        str,
+        typer.Option(
+            "--lineage", help="The cluster whose backups to use, if the place has those of several."
+        ),
     ] = "",
     storage: StorageRoots = None,
     etcd: Etcd = None,
@@ -95,19 +96,19 @@ def restore(
     timeout_s: TimeoutS = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Restore the control plane from a backup, and complete it by what storage proves.
+    """Restore the control plane from a backup, and complete it from storage.
 
-    Checkpoints that were committed after the backup are adopted, and what was removed since is not offered. Coordinators may
-    run: they wait meanwhile, and go on by themselves. Says what it would write, and asks.
+    Checkpoints that were committed after the backup are adopted, and checkpoints removed since are left out. Coordinators
+    may run: they wait meanwhile, and go on by themselves. Shows its plan, and asks before it writes.
 
     Example: strata controlplane restore --from /mnt/backups --storage /mnt/checkpoints --etcd host1:2379
     """
     if (from_ is None) is not in_place:
         raise ConfigError(
-            "say either --from PLACE or --in-place", hint="--from names a backup; --in-place needs none"
+            "pass either --from PLACE or --in-place", hint="--from names a backup; --in-place needs none"
         )
     if in_place and lineage:
-        raise ConfigError("--lineage is of a place with backups", hint="leave it out: etcd holds one cluster")
+        raise ConfigError("--lineage needs a place with backups", hint="leave it out: etcd holds one cluster")
     flags = {"etcd.endpoints": etcd, "cluster": cluster, "credentials.insecure": insecure}
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
     work = _Work(
@@ -126,7 +127,10 @@ def rebuild(
     etcd: Etcd = None,
     cluster: Cluster = None,
     lineage: Annotated[
-        str, typer.Option("--lineage", help="Which cluster's jobs, where the roots are of several.")
+        str,
+        typer.Option(
+            "--lineage", help="The cluster whose jobs to restore, if the roots have those of several."
+        ),
     ] = "",
     insecure: Insecure = None,
     config: Config = None,
@@ -137,7 +141,7 @@ def rebuild(
     timeout_s: TimeoutS = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Build the control plane anew from storage alone: etcd is lost, and there is no backup.
+    """Rebuild the control plane from storage alone: etcd is lost, and there is no backup.
 
     Every committed checkpoint is there again, and each job goes on from its newest. Limits, phases, pins, tags, retention and
     history are not in storage: the next run of a job brings its limits.
@@ -145,7 +149,9 @@ def rebuild(
     Example: strata controlplane rebuild --storage /mnt/checkpoints --storage s3://bucket/runs --etcd host1:2379
     """
     if not storage:
-        raise ConfigError("say which storage roots to search", hint="--storage ROOT, once for each root")
+        raise ConfigError(
+            "no storage root to search is given", hint="pass --storage ROOT, once for each root"
+        )
     flags = {"etcd.endpoints": etcd, "cluster": cluster, "credentials.insecure": insecure}
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
     work = _Work(settings, storage, timeout_s, replace=replace, verify=verify, quiet=as_json)
@@ -175,7 +181,7 @@ def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, t
             if described.cluster != settings.cluster:
                 raise Refused(
                     f"{wanted_name.stem} is a backup of cluster {described.cluster}, and not of {settings.cluster}",
-                    hint="say --cluster",
+                    hint="pass --cluster",
                 )
             snapshot, uid = Path(folder) / "snapshot.db", described.cluster_uid
             source = f"the backup of {utc_text(described.unix_ms)}"
@@ -191,7 +197,7 @@ def _base_of(place: str, name: str, lineage: str, settings: CoordinatorConfig, t
                 download(where, wanted_name, described, snapshot, advance=advance)
         elif name != "newest" or lineage:
             raise ConfigError(
-                "--name and --lineage are of a place with backups, and --from names a snapshot's file"
+                "--name and --lineage need a place with backups, and --from names a snapshot's file"
             )
         base = _read_snapshot(snapshot, Path(folder) / "etcd", settings, source, uid, timeout_s)
     return base if record is None else dataclasses.replace(base, backup=record)
@@ -279,7 +285,7 @@ class _Work:
 
         surveys = self._surveys()
         base = Base(jobs={}, uid=lineage_of(surveys, wanted_lineage), source="storage")
-        return self._planned(base, "built anew from storage", surveys, self._held())
+        return self._planned(base, "rebuilt from storage", surveys, self._held())
 
     def again(self, plan: _Plan, held: Keyspace) -> _Plan:
         """Plan again, once no other process writes; do not read checkpoints again that the earlier plan verified."""
@@ -314,7 +320,7 @@ class _Work:
             names = sorted({name for key in held.jobs if (name := self.keys.job_of(key))})
             raise Refused(
                 f"etcd holds {len(names)} jobs of cluster {self.keys.cluster}: {', '.join(names[:5])}",
-                hint="restore --in-place completes what etcd holds; --replace puts this in its place",
+                hint="restore --in-place completes the data in etcd; --replace replaces it",
             )
         return held
 
@@ -353,7 +359,7 @@ class _Work:
 
 def _carry_out(work: _Work, plan: _Plan, *, dry_run: bool, yes: bool, as_json: bool) -> None:
     if as_json and not (yes or dry_run):
-        raise ConfigError("--json asks nobody", hint="say --yes, or --dry-run")
+        raise ConfigError("--json cannot ask", hint="pass --yes, or --dry-run")
     if not as_json:
         _show(work, plan)
     if dry_run:
@@ -391,7 +397,7 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
             shown, held = plan.keys, await read_keyspace(store, work.keys)
             plan = await asyncio.to_thread(work.again, plan, held)
             if plan.keys.values != shown.values and say:
-                typer.echo("something was written meanwhile, and the plan was made anew:")
+                typer.echo("the keys in etcd changed meanwhile; this is the new plan:")
                 _show_plan(plan)
             await rewriting.bring(plan.keys.values, backup=plan.base.backup)
             uid = await rewriting.finish(plan.base.uid, int(time.time()), secrets.token_hex(4))
@@ -406,9 +412,7 @@ async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
 def _show(work: _Work, plan: _Plan) -> None:
     held, roots = plan.held, plan.searched.found.roots
     typer.echo(f"cluster {work.keys.cluster} ({plan.base.uid}) is to be {plan.why}")
-    typer.echo(
-        f"searched: {', '.join(roots) or 'no storage root; what was committed since is not known (--storage)'}"
-    )
+    typer.echo(f"searched: {', '.join(roots) or 'no storage root; later commits are not known (--storage)'}")
     _show_plan(plan)
     if held.restoring is not None:
         typer.echo(f"an earlier restore was interrupted, and is taken over: {held.restoring}")

@@ -39,9 +39,9 @@ def lines(job: RestoredJob) -> list[str]:
     for slots, what in (
         (changes.adopted, "committed in storage, and adopted"),
         (changes.aborted, "not ended, and given up"),
-        (changes.gone, "not there any more: its bytes are gone"),
+        (changes.gone, "lost: its bytes are not in storage"),
         (changes.corrupt, "kept as CORRUPT: nothing of it can be read"),
-        (changes.fewer_copies, "there, with fewer copies than before"),
+        (changes.fewer_copies, "present, with fewer copies than before"),
     ):
         if slots:
             found.append(f"job {job.name}: {_steps(slots)}: {what}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # strata.etcd imports grpc, which not every command needs: a command imports strata.etcd when it runs
 
-app = typer.Typer(help="Look at etcd's members, and mend them.", no_args_is_help=True)
+app = typer.Typer(help="Show etcd's members, and repair them.", no_args_is_help=True)
 
 CONNECT_S: Final = 5.0
 """How long commands that change etcd wait for the first member that answers."""
@@ -70,12 +70,12 @@ def status(
     insecure: Insecure = None,
     as_json: Json = False,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question to a member.")
+        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each request to a member.")
     ] = 3.0,
 ) -> None:
-    """Show each member of etcd, its quorum, and what mends what is wrong.
+    """Show each member of etcd, its quorum, and the commands that repair it.
 
-    The exit status is 1 if an alarm is on, a voter is not healthy, or nobody leads.
+    The exit status is 1 if an alarm is on, a voter is not healthy, or there is no leader.
 
     Example: strata etcd status --etcd e1:2379,e2:2379,e3:2379
     """
@@ -111,12 +111,14 @@ def defrag(
     compact: Annotated[
         bool,
         typer.Option(
-            "--compact", help="Compact first, at the newest revision: history goes, replicas read again."
+            "--compact", help="Compact first, at the newest revision: drops history; replicas read all again."
         ),
     ] = False,
     stall_all: Annotated[
         bool,
-        typer.Option("--stall-all", help="Also if there is one member alone: nothing is written meanwhile."),
+        typer.Option(
+            "--stall-all", help="Also if there is only one member: nothing can be written meanwhile."
+        ),
     ] = False,
     as_json: Json = False,
     timeout_s: Annotated[
@@ -174,11 +176,11 @@ def alarm(
     config: Config = None,
     insecure: Insecure = None,
     disarm: Annotated[
-        bool, typer.Option("--disarm", help="Switch off the alarms whose cause is gone.")
+        bool, typer.Option("--disarm", help="Switch off the alarms whose cause is removed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List etcd's alarms, or switch them off once their cause is gone.
+    """List etcd's alarms, or switch them off once their cause is removed.
 
     NOSPACE goes off if each member's database takes less than 90 % of etcd.quota_bytes, CORRUPT once the
     member that raised it was replaced.
@@ -229,7 +231,7 @@ def replace_member(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The lost member: its name, or its id.")],
     peer_url: Annotated[
         str | None,
-        typer.Option("--peer-url", help="Where the others will reach the new one. (where the old one was)"),
+        typer.Option("--peer-url", help="The new member's peer URL. (the old one's)"),
     ] = None,
     even_if_healthy: Annotated[
         bool, typer.Option("--even-if-healthy", help="Replace a member that is healthy.")
@@ -244,8 +246,8 @@ def replace_member(
 ) -> None:
     """Replace a member whose disk or host is lost: remove it, add it as a learner, promote it.
 
-    It prints what to do on the new member's host, and waits until that is done. After Ctrl-C or the time
-    limit the command that it prints goes on where it was.
+    It prints the steps for the new member's host, and waits until they are done. After Ctrl-C or the time
+    limit, run the printed command to go on.
 
     Example: strata etcd replace-member etcd-2 --etcd e1:2379,e2:2379,e3:2379
     """

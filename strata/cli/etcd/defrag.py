@@ -107,7 +107,7 @@ def _next(state: ClusterState, only: Peer | None, finished: set[int]) -> Peer | 
 def _hint(state: ClusterState) -> str:
     if len(voters(state.peers)) == 1:
         return "pass --stall-all, at a moment when nothing has to be written"
-    return "strata etcd status shows the members, and what mends them"
+    return "strata etcd status shows the members, and how to repair them"
 
 
 async def _wait_for_compaction(store: EtcdStore, peer: Peer, timeout_s: float) -> None:

@@ -104,7 +104,7 @@ async def begin(
             if peer_url is None:
                 raise NotFound(
                     f"{name} is no member any more, and its peer URL is not known",
-                    hint="give it with --peer-url, to add it again as a learner",
+                    hint="pass it with --peer-url, to add it again as a learner",
                 )
             replacement.peer_url = peer_url
         learner = await _add(store, replacement.peer_url, deadline, report)
@@ -150,7 +150,7 @@ def _peer_url(member: Member) -> str:
     if len(member.peer_urls) != 1:
         raise Refused(
             f"{member.name} has {len(member.peer_urls)} peer URLs",
-            hint="give the one to keep with --peer-url",
+            hint="pass the one to keep with --peer-url",
         )
     return member.peer_urls[0]
 
@@ -183,7 +183,7 @@ async def _remove(
         raise Refused(judgement.reason, hint="strata etcd status shows the members")
     if other := [peer for peer in state.peers if peer.learner and peer.id != target.id]:
         raise Refused(
-            f"{other[0].label} is a learner already, and etcd has room for one",
+            f"{other[0].label} is a learner already, and etcd allows one",
             hint=f"finish that first: strata etcd replace-member {other[0].label}",
         )
     if target.id == leader_id(state.peers) and target.answer is not None:

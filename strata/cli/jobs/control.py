@@ -37,17 +37,15 @@ app = listing.app
 
 POLL_S: Final = 0.5
 
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Return when it has come about; shows what happens on stderr.")
-]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in logs, status and history.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done; shows the progress on stderr.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, for logs, status and history.")]
 GraceS = Annotated[
     float,
     typer.Option(
         "--grace-s",
         min=0.001,
         max=86_400,
-        help="Seconds that the save may take. One that cannot be done in time is skipped.",
+        help="Seconds that the save may take. A save that would take longer is skipped.",
     ),
 ]
 Now = Annotated[bool, typer.Option("--now", help="At once: without a common step, and without a save.")]
@@ -78,7 +76,7 @@ def scale(
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
     if not min_workers and not max_workers:
-        raise typer.BadParameter("say --min-workers, --max-workers, or both")
+        raise typer.BadParameter("pass --min-workers, --max-workers, or both")
     with CoordinatorClient.connect(
         endpoints, job=name, timeout_s=timeout_s, credentials=credentials
     ) as client:
@@ -145,7 +143,7 @@ def drain(
     workers: Annotated[
         list[str],
         typer.Argument(
-            metavar="WORKER", help="Who shall leave, by worker id. Without --job the first is the job."
+            metavar="WORKER", help="The members to leave, by worker id. Without --job the first is the job."
         ),
     ],
     reason: Reason = "",
@@ -270,18 +268,18 @@ def _outcome_text(name: str, action: str, notice: StopNotice | None, waited: boo
 
     if notice is None:
         return (
-            f"{name} is paused" if action == "pause" else f"no rank of {name} runs: there was nobody to ask"
+            f"{name} is paused" if action == "pause" else f"no rank of {name} runs: there is nothing to stop"
         )
     held = StopAction.Name(notice.action).removeprefix("STOP_ACTION_").lower()
     if action == "pause" and notice.pause:
         paused = "is paused" if waited else "is paused when that is done"
-        return f"generation {notice.generation} of {name} was asked to {held} as well: {notice.reason}; {name} {paused}"
+        return f"generation {notice.generation} of {name} is requested to {held} as well: {notice.reason}; {name} {paused}"
     if held != action:
-        return f"generation {notice.generation} of {name} was asked before, to {held}: {notice.reason}"
+        return f"generation {notice.generation} of {name} already has a request to {held}: {notice.reason}"
     if waited:
         return f"generation {notice.generation} of {name} has stopped"
     within = f"within {notice.grace_ms / 1000:g} s" if notice.grace_ms else "at once, without a save"
-    return f"generation {notice.generation} of {name} is asked to stop {within}"
+    return f"generation {notice.generation} of {name} is requested to stop {within}"
 
 
 # -- waiting ----------------------------------------------------------------------------------
@@ -314,7 +312,7 @@ def _state(job: Job) -> str:
     """Return a job's state as text."""
     world = job.world
     if job.HasField("notice"):
-        return f"generation {world.generation} is asked to stop: {job.notice.reason}"
+        return f"generation {world.generation} is requested to stop: {job.notice.reason}"
     if not world.members:
         why = job.phase_reason or world.reason
         here = f"{job.workers} of at least {job.spec.min_workers} members are here"

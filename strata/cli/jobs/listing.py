@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from strata.v1.checkpoints_pb2 import Checkpoint
     from strata.v1.worlds_pb2 import JobSpec, StopNotice
 
-app = typer.Typer(
-    help="List the jobs of the cluster, show one, and say what it shall do.", no_args_is_help=True
-)
+app = typer.Typer(help="List the jobs of the cluster, show one, and control it.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -70,7 +68,7 @@ def show_job(
     *,
     credentials: Credentials,
 ) -> None:
-    """Show one job: its phase and why, its limits, its world, what it restores from.
+    """Show one job: its phase and why, its limits, its world, the checkpoint it restores.
 
     Example: strata jobs show --job gpt
     """
@@ -97,7 +95,7 @@ def show_job(
             ("members", f"{job.workers} ({len(job.standbys)} standby)" if job.standbys else job.workers),
             ("needs", f"{spec.min_workers} to {spec.max_workers} members, settles for {spec.settle_s:g} s"),
             ("fails after", _limits(spec)),
-            *([("asked to stop", _notice(job.notice))] if job.HasField("notice") else []),
+            *([("stop request", _notice(job.notice))] if job.HasField("notice") else []),
             ("latest step", job.latest_step if job.has_latest else "-"),
             *([("goodput", f"{goodput}, up to that step")] if goodput else []),
             ("began from", restore),

@@ -30,7 +30,7 @@ Name = Annotated[
 ]
 _Argument = Annotated[
     str | None,
-    typer.Argument(metavar="JOB", help="The job's name, as --job says it.", autocompletion=complete_jobs),
+    typer.Argument(metavar="JOB", help="The job's name, as for --job.", autocompletion=complete_jobs),
 ]
 
 
@@ -51,7 +51,7 @@ def on_job(command: C) -> C:
             if not given["workers"]:
                 raise InvalidArgument(
                     f"no worker is named, only {argument}",
-                    hint="name the job and who shall leave: JOB WORKER, or WORKER --job JOB",
+                    hint="name the job and the members: JOB WORKER, or WORKER --job JOB",
                 )
         return connected(**given | {"job": one_name(argument, given["job"])})
 

@@ -40,16 +40,16 @@ def top(
         typer.Option("--job", "-j", help="Open this job at once. (the list)", autocompletion=complete_jobs),
     ] = None,
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state, and end.")] = False,
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
     credentials: Credentials,
 ) -> None:
-    """Show the jobs live, or one of them: progress, goodput, who holds it up, its ranks, its checkpoints.
+    """Show the jobs live, or one of them: progress, goodput, blocking ranks, all ranks, checkpoints.
 
-    It goes on at another replica when its own dies. Where the output is no terminal it prints what there is now,
-    once. ? shows the keys.
+    If its replica dies, it uses another. If the output is no terminal, it prints the current state once.
+    ? shows the keys.
 
     Example: strata top --job gpt
     """

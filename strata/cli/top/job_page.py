@@ -82,7 +82,7 @@ def _findings(job: Resource, width: int, *, most: int) -> list[Text]:
     if notice is not None:
         who = f" of {', '.join(notice['workers'])}" if notice["workers"] else ""
         text = f"{notice['action']}{who}: {notice['reason']}; {notice['stopped']} of {notice['ranks']} ranks have stopped"
-        lines.append(labelled(width, "asked to", (text, WARN)))
+        lines.append(labelled(width, "request", (text, WARN)))
     if summary["phase"] != "running" and summary["reason"] and notice is None:
         lines += wrapped(width, summary["reason"], first="why".ljust(LABEL), most=2, style=WARN)
     if job["failed_in_a_row"]:

@@ -36,7 +36,7 @@ def lines(rank: Resource, width: int) -> list[Text]:
         labelled(width, "step", step, report, (f"  stuck for {age(stuck)}", BAD) if stuck else ""),
         labelled(width, "compute", _compute(rank)),
         *(labelled(width, "device", *_device(each)) for each in rank["devices"]),
-        *_part(width, "stack", "", rank["stack"].splitlines(), nothing="none is there: a stuck rank has one"),
+        *_part(width, "stack", "", rank["stack"].splitlines(), nothing="none: only a stuck rank has one"),
         *([labelled(width, "trace", rank["trace_file"])] if rank["trace_file"] else ()),
         *_written(rank, width),
     ]

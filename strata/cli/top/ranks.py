@@ -14,7 +14,7 @@ from strata.observe.words import age, figure
 
 Resource = Mapping[str, Any]
 
-WORST_HIGH: Final = frozenset({"HEARD", "COMPUTE", "STUCK"})
+WORST_HIGH: Final = frozenset({"SEEN", "COMPUTE", "STUCK"})
 """Columns that are sorted in descending order by default, so that conspicuous ranks are on top."""
 QUIET_MS: Final = 30_000
 SLOW, VERY_SLOW = 0.8, 0.5
@@ -96,7 +96,7 @@ def _values(ranks: Resource) -> dict[str, Callable[[int], Any]]:
         "HOST": of_worker("host"),
         "STEP": of("step"),
         "PHASE": lambda rank: ranks["phases"][ranks["phase"][rank]] or None,
-        "HEARD": of("heard_ms"),
+        "SEEN": of("heard_ms"),
         "COMPUTE": of("compute_us"),
         "PEERS": of("relative_score"),
         "SELF": of("own_score"),
@@ -164,10 +164,10 @@ def _columns(ranks: Resource) -> list[Column]:
             left=True,
         ),
         Column(
-            name="HEARD",
+            name="SEEN",
             width=6,
             cell=shown(
-                "HEARD", lambda _r, v: WARN if v > QUIET_MS else "", lambda v: age(v) if v >= 1000 else "now"
+                "SEEN", lambda _r, v: WARN if v > QUIET_MS else "", lambda v: age(v) if v >= 1000 else "now"
             ),
         ),
         Column(name="COMPUTE", width=8, cell=shown("COMPUTE", plain, duration_us)),

@@ -22,7 +22,7 @@ HELP: Final = (
     ("Esc  Backspace", "back to the job, and to the list of jobs"),
     ("s  > <", "sort ranks by the next column, or the one before"),
     ("r", "sort them the other way round"),
-    ("?", "this help, and away again"),
+    ("?", "show or hide this help"),
     ("q  Ctrl-C", "quit"),
     ("", ""),
     ("PEERS", "the fastest rank's compute time over this one's: 1 is as fast"),
@@ -156,7 +156,7 @@ def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> F
     if view.help:
         body = [line(width, (f"{keys:<20}", BOLD), words) for keys, words in HELP]
     elif not fresh:
-        body = [line(width, ("asking …", DIM))]
+        body = [line(width, ("reading …", DIM))]
     elif view.job is None:
         body, room = _list(view, shown, width, body_height)
     elif view.rank is not None:
@@ -216,7 +216,7 @@ def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[
 def _rank(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], View]:
     """Return the lines of a rank's page, and the first visible line, limited so that the last lines fill the screen."""
     if seen.rank != view.rank or seen.one is None:
-        return [line(width, ("asking …", DIM))], replace(view, scroll=0)
+        return [line(width, ("reading …", DIM))], replace(view, scroll=0)
     lines = rank_page.lines(seen.one, width)
     scroll = _within(view.scroll, len(lines) - height)
     return lines[scroll:], replace(view, scroll=scroll)

@@ -56,7 +56,9 @@ def text(what: str, value: object) -> str:
 def texts(what: str, value: object) -> tuple[str, ...]:
     """Return several texts, unchanged, as a tuple."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise InvalidArgument(f"{what} is {_shown(value)}, not a list of texts", hint='pass ["gpu-0"], say')
+        raise InvalidArgument(
+            f"{what} is {_shown(value)}, not a list of texts", hint='pass a list such as ["gpu-0"]'
+        )
     return tuple(text(f"one of {what}", one) for one in value)
 
 
@@ -78,7 +80,9 @@ def metadata(value: object) -> dict[str, str]:
 def barrier_name(value: object) -> str:
     """Return the name of a barrier if it is a line of text; the coordinator validates the name's form."""
     if not isinstance(value, str) or not value.isprintable():
-        raise InvalidArgument(f"a barrier's name is {_shown(value)}, not a line of text", hint='"ready", say')
+        raise InvalidArgument(
+            f"a barrier's name is {_shown(value)}, not a line of text", hint='such as "ready"'
+        )
     return value
 
 
@@ -106,7 +110,7 @@ def ranks(value: object, world_size: int) -> tuple[int, ...]:
 def phase(value: object) -> str:
     """Return a phase for display: one line of at most 200 characters."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"a phase is text, not {type(value).__name__}", hint='"evaluate", say')
+        raise InvalidArgument(f"a phase is text, not {type(value).__name__}", hint='such as "evaluate"')
     cut = value[:MAX_PHASE_CHARS]
     if cut.isprintable():
         return cut

@@ -119,7 +119,7 @@ class CoordinatorClient:
             found = LibraryConfig.load(env=os.environ)
             if not found.endpoints:
                 raise ConfigError(
-                    "nothing names a coordinator",
+                    "no coordinator is named",
                     hint="set STRATA_ENDPOINTS to host:port,host:port…, or `endpoints` in strata.toml, or pass them:"
                     ' CoordinatorClient.connect("host:50051")',
                 )
@@ -352,7 +352,7 @@ class CoordinatorClient:
         if known is None:
             raise InvalidArgument(
                 f"this client did not register a worker {worker_id!r}",
-                hint="whoever registered it ends it; else its silence does",
+                hint="the client that registered it must end it; else it ends by timeout",
             )
         self.call(LeaveRequest(job=self.job, worker_id=worker_id, incarnation=known.incarnation))
         self._registered.pop(worker_id, None)

@@ -154,7 +154,7 @@ class _Listener:
                 for event in response.events:
                     self._take(event)
         except StrataError as error:
-            log.error("shards of job %s are not listened to any more: %s", self._client.job, error)  # noqa: TRY400  # it says all
+            log.error("shards of job %s are no longer watched: %s", self._client.job, error)  # noqa: TRY400  # it says all
         finally:
             await changes.aclose()
 

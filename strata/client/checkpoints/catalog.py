@@ -252,7 +252,7 @@ class CoordinatedCatalog:
         except CheckpointNotFound:
             return None
         if found.id == checkpoint.id:
-            raise Unavailable("the coordinator does not know what is before a checkpoint yet")
+            raise Unavailable("the coordinator does not know the checkpoint before this one yet")
         return found
 
     def is_deleted(self, checkpoint: CheckpointMetadata) -> bool:

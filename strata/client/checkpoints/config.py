@@ -138,7 +138,7 @@ class CheckpointManagerConfig:
         try:
             check_keep(self.keep)
         except InvalidArgument as error:
-            raise ConfigError(f"what to keep: {error.message}", hint=error.hint) from None
+            raise ConfigError(f"retention: {error.message}", hint=error.hint) from None
 
     @property
     def compares(self) -> bool:

@@ -85,9 +85,9 @@ class RankExchange(Exchange):
             raise CheckpointAborted(f"the save of step {record.step} was cancelled")
         if time.monotonic() >= deadline_s:
             raise Unavailable(
-                f"step {record.step} is not committed after {self._wait_s:g} s: the ranks have not all come to"
-                f" compare what they hold: {why}",
-                hint="look what the missing ranks do (strata members); commit_timeout_s is how long to wait for them",
+                f"step {record.step} is not committed after {self._wait_s:g} s: not all ranks have come to"
+                f" compare their tensors: {why}",
+                hint="check the missing ranks (strata members); commit_timeout_s is the time to wait for them",
             )
 
     def _check_open(self, record: CheckpointMetadata) -> None:

@@ -48,4 +48,4 @@ async def _record(session: Session, request: HoldSavesRequest) -> None:
     try:
         await session.call(request, timeout_s=None)
     except StrataError as error:
-        log.debug("held saves are not on record: %s", error)
+        log.debug("held saves are not recorded: %s", error)

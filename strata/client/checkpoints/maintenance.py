@@ -112,7 +112,7 @@ class Maintenance:
         with self._waking:
             self._again = True
             if self._worker is None or not self._worker.is_alive():
-                worker = threading.Thread(target=self._passes, name="strata-chores", daemon=True)
+                worker = threading.Thread(target=self._passes, name="strata-maintenance", daemon=True)
                 with contextlib.suppress(RuntimeError):
                     worker.start()
                     self._worker = worker
@@ -144,9 +144,9 @@ class Maintenance:
             self.look()
             self.collect_garbage()
         except StorageError as error:
-            log.warning("a chore is left: %s", error.message)
+            log.warning("a maintenance task is left: %s", error.message)
         except StrataError as error:  # the generation ended, or the job was deleted
-            log.debug("no chores: %s", error.message)
+            log.debug("no maintenance: %s", error.message)
 
     # -- one task
 
@@ -168,7 +168,7 @@ class Maintenance:
         except (Refused, CheckpointNotFound) as error:
             log.debug("step %d stays: %s", task.step, error.message)
         except StrataError as error:
-            log.warning("a chore of step %d is left: %s", task.step, error.message)
+            log.warning("a maintenance task of step %d is left: %s", task.step, error.message)
         return None
 
     def _remove(self, task: MaintenanceTask, storage: Storage, folder: str) -> None:

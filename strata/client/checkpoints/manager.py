@@ -89,7 +89,7 @@ class CheckpointManager:
             self._closing.callback(owned.close)
         if client is None and (size := world_size_elsewhere()) > 1:
             raise ConfigError(
-                f"{size} processes train together, and no coordinator is known to their manager",
+                f"{size} processes train together, and their manager knows no coordinator",
                 hint="start them with `strata run`, or pass client=strata.connect()",
             )
         self._root = OpenRoot(self.config, client)

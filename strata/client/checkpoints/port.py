@@ -87,7 +87,7 @@ def check_port(client: SessionPort) -> None:
     if missing:
         raise ConfigError(
             f"client is a {type(client).__name__}, which has no {missing[0]!r}",
-            hint="pass what strata.connect() returned",
+            hint="pass the client of strata.connect()",
         )
     if not client.uid:
         raise ConfigError("the session does not know its cluster yet", hint="connect it first")

@@ -38,8 +38,8 @@ _T = TypeVar("_T")
 MAX_STEP: Final = 10**12
 _CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
 _COORDINATED_HINT: Final = (
-    f"{_CORRUPT_HINT}, as long as it is not marked corrupt; else a job of another name begins from nothing,"
-    " or from what `strata checkpoints fork` gives it"
+    f"{_CORRUPT_HINT}, as long as it is not marked corrupt; else start a job of another name,"
+    " from nothing or from a `strata checkpoints fork`"
 )
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
@@ -135,7 +135,7 @@ class Loading:
                 corrupt = corrupt or error
             else:
                 if corrupt is not None:
-                    log.warning("step %d is taken, which is older than what was saved last", checkpoint.step)
+                    log.warning("step %d is taken, which is older than the last save", checkpoint.step)
                 return checkpoint, loaded
         if corrupt is not None:
             raise CheckpointCorrupt(

@@ -100,7 +100,7 @@ def retain(catalog: LocalCatalog, storage: Storage, keep: Keep, *, now_unix_ms: 
     failed: list[StorageError] = []
     try:
         for folder in catalog.leftovers():  # first: such a save may refer to an older checkpoint
-            with _collect_error(failed, f"{folder}, which never ended,"):
+            with _collect_error(failed, f"{folder}, an unfinished save,"):
                 remove_objects(storage, folder)
         # the newest first: an Incremental is removed before the checkpoints that it refers to
         known = catalog.kept()

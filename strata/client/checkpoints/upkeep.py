@@ -118,7 +118,7 @@ class Upkeep:
             except (PermissionDenied, Unauthenticated):
                 raise
             except Refused as error:
-                log.info("these rules of what stays are not handed over: %s", error.message)
+                log.info("the retention rules are not handed over: %s", error.message)
             else:
                 self._rules_sent = True
 
@@ -201,12 +201,14 @@ class Upkeep:
         except StaleGeneration:
             raise
         except (Unavailable, CheckpointNotFound, Refused, InvalidArgument) as error:
-            log.warning("that step %d is damaged here is not taken down: %s", checkpoint.step, error.message)
+            log.warning("cannot report that step %d is damaged here: %s", checkpoint.step, error.message)
             return error.message
         if is_corrupt(found):
             log.error("step %d is corrupt: %s", checkpoint.step, found.reason)
         elif damage.tier in found.suspected:
-            log.error("step %d on %s is damaged as read here; other hosts look", checkpoint.step, damage.tier)
+            log.error(
+                "step %d on %s is damaged as read here; other hosts check it", checkpoint.step, damage.tier
+            )
         else:
             log.error("step %d is corrupt on %s, and has another copy", checkpoint.step, damage.tier)
         return ""

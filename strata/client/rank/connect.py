@@ -93,7 +93,7 @@ def connect(
     addresses = list(found.endpoints) if endpoints is None else endpoints
     if addresses in ("", []):
         raise ConfigError(
-            "this process runs neither under `strata run` nor knows a coordinator",
+            "this process is not under `strata run` and knows no coordinator",
             hint="set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
             ' strata.connect("host:50051")',
         )
@@ -160,7 +160,7 @@ async def _share(
             await shared.lock.acquire()
     except TimeoutError:
         raise Unavailable(
-            f"within {timeout_s:g} s no world had a place for this member, which another thread joins as"
+            f"within {timeout_s:g} s no world had a place for this member, as which another thread joins"
         ) from None
     try:
         before = shared.shared_session
@@ -210,7 +210,7 @@ async def _attach(
             in_process=environment.get("STRATA_IN_PROCESS") == "1",
         )
     except ValueError as error:
-        raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
+        raise ConfigError(f"the environment of this rank is not as `strata run` set it: {error}") from None
     answer_stack_dumps(environment)
     watcher = RankObserver()
     session = RankSession(
@@ -239,7 +239,7 @@ def _restore_point(text: str | None) -> RestorePoint | None:
     try:
         return json_format.Parse(text, RestorePoint(), ignore_unknown_fields=True)
     except json_format.ParseError as error:
-        raise ConfigError(f"STRATA_RESTORE is not what `strata run` set: {error}") from None
+        raise ConfigError(f"STRATA_RESTORE is not as `strata run` set it: {error}") from None
 
 
 def _own_name(environment: Mapping[str, str]) -> str:

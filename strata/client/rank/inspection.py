@@ -57,7 +57,7 @@ class Inspection:
         if down.HasField("inspect") and down.inspect.rank not in self._running:
             rank = down.inspect.rank
             task = asyncio.create_task(
-                self._inspect(down.inspect.generation, rank), name=f"look at rank {rank}"
+                self._inspect(down.inspect.generation, rank), name=f"inspect rank {rank}"
             )
             self._running[rank] = task
             task.add_done_callback(partial(self._log_failure, rank))
@@ -65,7 +65,7 @@ class Inspection:
     def _log_failure(self, rank: int, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             # the request is repeated every second, and a failed inspection must not end the training
-            self._log.warning("rank.not_looked_at", rank=rank, reason=f"{type(error).__name__}: {error}")
+            self._log.warning("rank.not_inspected", rank=rank, reason=f"{type(error).__name__}: {error}")
 
     async def _inspect(self, generation: int, rank: int) -> None:
         try:

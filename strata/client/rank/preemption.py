@@ -103,7 +103,7 @@ class PreemptionPoint:
         agreement = self._agreement
         if notice is not None and notice.generation == generation and not agreement.begun:
             agreement.begun = True
-            log.warning("all ranks are asked to stop: %s", notice.reason)
+            log.warning("all ranks are requested to stop: %s", notice.reason)
             limit_s = max(MIN_WAIT_S, notice.grace_ms / 1000)
             threading.Thread(
                 target=self._agree, args=(agreement, limit_s), name="strata-preemption", daemon=True

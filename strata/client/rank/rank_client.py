@@ -395,8 +395,8 @@ class RankClient:
             reported = True  # no session to report to, and nothing left to do
         self._loop.forget_at_stop(self._detach)
         if not reported and not code:
-            log.error("NOBODY HEARD THAT RANK %d IS DONE; begin it again, to say so", self.rank)
-            raise Preempted(f"rank {self.rank} is done, and no coordinator heard that")
+            log.error("NO COORDINATOR RECEIVED THAT RANK %d IS DONE; start it again to report it", self.rank)
+            raise Preempted(f"rank {self.rank} is done, and no coordinator received that")
 
     async def _close(self, code: int, reason: str) -> bool:
         """Report this rank's result, if `close` reports it, and leave; return False if no coordinator received the
@@ -440,7 +440,7 @@ class RankClient:
 
 
 def _warn_unreported() -> None:
-    log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", EXIT_REPORT_S)
+    log.warning("no coordinator receives how this rank ended; waiting up to %g s for one", EXIT_REPORT_S)
 
 
 def _observe(callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:

@@ -85,7 +85,7 @@ class RankObserver:
     def on_disconnected(self, reason: StrataError) -> None:
         if type(reason) not in self._logged:
             self._logged.add(type(reason))
-            log.warning("not connected, trying on: %s", reason.message)
+            log.warning("not connected, retrying: %s", reason.message)
         self.changed.set()
 
     def on_world(self, update: WorldUpdate) -> None:

@@ -212,7 +212,7 @@ class StallWatch:
                         watched.pace.forgive(late_s)
                 self._note_late(loop.time())
                 if asking is None or asking.done():
-                    asking = tasks.create_task(self._ask(), name="where late ranks stand")
+                    asking = tasks.create_task(self._ask(), name="stacks of late ranks")
 
     def _note_late(self, now_s: float) -> None:
         """Report each rank that became late since the last look, before its stacks are fetched."""

@@ -128,7 +128,7 @@ def own_agent(start: AgentStart) -> Dial:
             raise StaleIncarnation(
                 f"the agent of this process has ended, and its member with it: {why}",
                 hint="start the program again; if its agent could not start, standard error says why,"
-                " and under `strata run` there is none to start",
+                " and `strata run` starts none",
             )
         sockets.append(spawned())
         try:

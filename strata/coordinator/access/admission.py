@@ -182,7 +182,7 @@ class Admission:
             if self._tokens is not None:
                 self._tokens.reload()
         except ConfigError as error:
-            log.warning("open_streams_not_judged", error=error.message, hint=error.hint)
+            log.warning("open_streams_not_reviewed", error=error.message, hint=error.hint)
             return False
         return True
 
@@ -190,13 +190,13 @@ class Admission:
         try:
             if self._identity_of(stream.credential) == stream.identity:
                 return
-            why = Unauthenticated(f"the credential of {stream.identity} stands for other rights now")
+            why = Unauthenticated(f"the rights of the credential of {stream.identity} have changed")
         except Unauthenticated as error:
             why = error
         del self._open[stream]
         self._measures.revoked.child(stream.kind).add()
         log.warning("stream_revoked", kind=stream.kind, identity=str(stream.identity), why=why.message)
-        hint = f"{why.hint}; a new connection takes the new one" if why.hint else "connect again"
+        hint = f"{why.hint}; a new connection uses the new one" if why.hint else "connect again"
         stream.end(Unauthenticated(f"admitted earlier, and no longer: {why.message}", hint=hint))
 
     def admit(self, context: Context, method: str, *, job: str | None = None) -> Identity | None:
@@ -229,14 +229,14 @@ def own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -
     else:
         return None
     if identity is None or identity.role is not Role.COORDINATOR or identity.cluster != config.cluster:
-        whose = "nobody that Strata knows" if identity is None else identity.uri
+        whose = "an unknown identity" if identity is None else identity.uri
         raise ConfigError(
             f"{what} is that of {whose}, not of a coordinator of cluster {config.cluster}", hint=hint
         )
     if config.replica not in ("", identity.id):
         raise ConfigError(
             f"{what} is that of {identity}, and this replica is called {config.replica}:"
-            " peers believe a coordinator under its own name only",
+            " peers accept a coordinator only under its own name",
             hint=f"{hint} --id {config.replica}, or leave coordinator.replica out",
         )
     return identity

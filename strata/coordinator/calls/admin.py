@@ -58,12 +58,12 @@ class AdminCalls:
         self, request: admin_pb2.GetResourceRequest, identity: Identity | None
     ) -> admin_pb2.GetResourceResponse:
         if self._read is None:
-            raise Unavailable("this replica shows nothing", hint="ask another one")
+            raise Unavailable("this replica serves no resources", hint="try another replica")
         json = await self._read(request.path, identity)
         if len(json) > RESOURCE_BYTES:
             raise QuotaExceeded(
                 f"{request.path[:200]} has {len(json)} bytes, and an answer at most {RESOURCE_BYTES}",
-                hint="ask for it over HTTP, or for a page or a shorter time",
+                hint="request it over HTTP, or request a page or a shorter time",
             )
         return admin_pb2.GetResourceResponse(json=json)
 

@@ -103,7 +103,7 @@ class BarrierCalls:
             return NotFound(f"no job {arrival.job} exists", hint="a job begins with its first member")
         index = self._ranks.of(arrival.job)
         if index is None or index.head.generation < arrival.generation:
-            return Refused(f"{arrival.key}: there is no such generation yet", hint="ask for the world first")
+            return Refused(f"{arrival.key}: there is no such generation yet", hint="read the world first")
         if index.head.generation > arrival.generation:
             return None  # the answer is the end of the round or of its generation
         mine = index.ranks(worker, incarnation)

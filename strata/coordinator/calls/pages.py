@@ -37,7 +37,7 @@ def page(
     order. A page holds at least one item.
     """
     if size < 0 or len(token) > MAX_TOKEN:
-        raise InvalidArgument("page_size cannot be negative, and page_token is what an answer had")
+        raise InvalidArgument("page_size cannot be negative, and page_token comes from an answer")
     found: list[Any] = []
     total = 0
     last = ""
@@ -81,6 +81,6 @@ def of_state(what: str, token: str, *made_of: Entry[Any] | None) -> str:
     prefix = f"{max(revisions, default=0):020d}.{len(revisions)}/"
     if token and not token.startswith(prefix):
         raise StaleGeneration(
-            f"{what} was replaced, or went, between two pages", hint="begin again, without page_token"
+            f"{what} was replaced or deleted between two pages", hint="begin again, without page_token"
         )
     return prefix

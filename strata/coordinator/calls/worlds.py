@@ -118,7 +118,7 @@ class WorldCalls:
     ) -> worlds_pb2.ListGenerationsResponse:
         """List generations, newest first; `InvalidArgument` for a limit below 0."""
         if request.limit < 0:
-            raise InvalidArgument(f"a limit of {request.limit}", hint="0 asks for all that are kept")
+            raise InvalidArgument(f"a limit of {request.limit}", hint="0 requests all that are kept")
         job = await existing_job(self._context, request.job)
         newest_first = job.history()[::-1][: request.limit or None]
         generations, after = page(

@@ -144,7 +144,7 @@ class Housekeeping(JobController):
             results = [await self._fence.execute(txn) for txn in plan.txns]
             if not all(result.succeeded for result in results):
                 return False
-            log.info("cleared_away", job=name, reason=plan.reason)
+            log.info("ended_generations_deleted", job=name, reason=plan.reason)
         return True
 
 

@@ -19,7 +19,7 @@ from strata.coordinator.writes.fence import Fence
 from strata.core.ids import Epoch
 from strata.errors import NotLeader
 
-OVER: Final = "its controllers found that they may not act any more"
+OVER: Final = "its controllers may not write any more"
 
 
 class LeaderTerm:

@@ -240,7 +240,7 @@ class Election:
             log.warning("leadership_not_renewed", error=str(error))
         if self._leader_state.lease == lease:  # otherwise this leadership has ended meanwhile
             if not held:
-                self._stop(f"the leader key of epoch {epoch} is gone, as etcd says")
+                self._stop(f"etcd no longer has the leader key of epoch {epoch}")
             else:
                 self._leader_state = self._leader_state.answered(ttl_s)
             self._wake.set()

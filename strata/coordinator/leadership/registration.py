@@ -169,6 +169,6 @@ class Registration:
         if kv.lease == self._lease and entry.record == self._record:
             return Decision(reason="registered")
         return Decision(
-            reason="our key hangs from an older lease",
+            reason="our key is attached to an older lease",
             txn=Txn(compares=(unchanged(self._key, kv.mod_revision),), success=(put,)),
         )

@@ -79,7 +79,7 @@ class Health:
         before_s = self._diagnosis.spare_until_s
         self._diagnosis.lost(now_s, left=left)
         if before_s <= now_s < self._diagnosis.spare_until_s:
-            log.warning("deletes_nobody_for_now", reason=self._diagnosis.spare_reason)
+            log.warning("member_removal_suspended", reason=self._diagnosis.spare_reason)
 
     def etcd_silence_s(self) -> float:
         """Return for how long etcd has been silent; 0 before etcd's first answer, when this replica serves nobody."""
@@ -93,4 +93,4 @@ class Health:
             if why:
                 log.warning("replica_unready", reason=why)
             else:
-                log.info("replica_well_again")
+                log.info("replica_ready_again")

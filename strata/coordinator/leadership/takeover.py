@@ -65,7 +65,7 @@ class Deposition:
         before = self._memory
         self._memory = before.met(instance, self._clock())
         if self._memory is not before:
-            log.warning("deposed_leader_lives", instance=instance)
+            log.warning("deposed_leader_alive", instance=instance)
 
     def linked(self, instance: InstanceId) -> None:
         """Record that this replica's link to the instance is up: it completed a handshake under that uuid."""

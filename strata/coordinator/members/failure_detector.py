@@ -355,16 +355,16 @@ class FailureDetector:
         since = self._disconnected_since.get(key)
         now = asyncio.get_running_loop().time()
         if entry is None or since is None or now < since + self._grace_s(key):
-            return Decision(reason=f"{worker} is attended to, or was until just now, or gone")
+            return Decision(reason=f"{worker} is connected, or was until just now, or is removed")
         if self.spares():
-            return Decision(reason="this replica deletes nobody for now")
+            return Decision(reason="this replica removes no members for now")
         removal = decide_remove(
             JobView(view, self._context.keys.job(job)),
             WorkerId(worker),
             mod_revision=entry.mod_revision,
             reason="its transport failed"
             if key in self._failed
-            else "it did not come to the replica that it was handed over to",
+            else "it did not connect to the replica that it was handed over to",
         )
         if removal.txn is not None:
             if self._pending_removal.get(key) != entry.mod_revision:

@@ -139,7 +139,7 @@ class MemberSession:
         """
         if index is not None and index.had(self.worker, self.incarnation):
             return StaleGeneration(
-                f"{self.worker} was declared dead in generation {index.head.generation}, which ends by that",
+                f"{self.worker} was declared dead in generation {index.head.generation}, which therefore ends",
                 hint="wait for the next world, which has a place for it again",
             )
         return Refused(f"{self.worker} does not run all of these ranks: {ranks}")

@@ -114,7 +114,7 @@ class Sessions:
         claimed = hello.member
         check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
         if hello.if_ready and (why := self._serving.readiness.unsteady()):
-            raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
+            raise Unavailable(f"this replica is not ready: {why}", hint="stay, or try another replica")
         await floors.honour(self._context.mirror, hello.token)
         registration = member_wire.registration(hello.member)
         check_registration(registration)
@@ -266,7 +266,7 @@ class _DelayedUpdates:
             try:
                 self._send(save)
             except StrataError as error:
-                log.warning("save_not_told", job=save[0], step=save[1], error=error.message)
+                log.warning("save_not_delivered", job=save[0], step=save[1], error=error.message)
 
 
 def _floors(job: JobView, generation: int) -> Iterator[tuple[str, int]]:

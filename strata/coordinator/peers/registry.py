@@ -20,7 +20,7 @@ from strata.v1 import barriers_pb2, peers_pb2
 from strata.v1.peers_pb2 import PeerDown, PeerUp
 from strata.wire.barriers import batches
 
-UNHEARD: Final = "the replica that answers does not hear it"
+UNHEARD: Final = "the replica that answers receives nothing from it"
 HEARD_S: Final = 1.0
 """How long a peer may take to answer a heartbeat, before this replica takes its member over."""
 

@@ -182,7 +182,7 @@ def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
     if why:
         raise ConfigError(
             f"cannot serve at {config.listen}: {why}",
-            hint="end what serves there, or give another address by --listen",
+            hint="end the process that listens there, or give another address by --listen",
         )
     host, _port = split_address("coordinator.listen", config.listen)
     if host == "127.0.0.1":
@@ -226,7 +226,7 @@ class Dialer:
         pem = read_pem(credentials, _now()) if self._config.serves_tls else None
         if pem is None and not credentials.insecure and not is_loopback(split_address("address", address)[0]):
             raise ConfigError(
-                f"{address} is not a loopback address, and would be spoken to in plaintext",
+                f"{address} is not a loopback address, and the connection would be plaintext",
                 hint="its coordinator.advertise names one; give all replicas certificates, or --insecure",
             )
         metadata = shown(credentials)

@@ -103,7 +103,7 @@ class EventLog:
             case ("leader",):
                 leader = view.record(key, Leader)
                 if event.deleted or leader is None:
-                    self._note(event, "leader", "", "nobody leads: the leader's key is gone")
+                    self._note(event, "leader", "", "no leader: the leader's key was deleted")
                 else:
                     self._leader_changes.add()
                     self._note(
@@ -142,9 +142,9 @@ class EventLog:
 
     def _on_created_or_deleted(self, event: Event, kind: str, job: str, name: str) -> None:
         if event.deleted:
-            self._note(event, kind, job, f"{name} is gone")
+            self._note(event, kind, job, f"{name} is not registered any more")
         elif event.kv.create_revision == event.kv.mod_revision:
-            self._note(event, kind, job, f"{name} is there")
+            self._note(event, kind, job, f"{name} registered")
 
     def _on_head(self, event: Event, job: str) -> None:
         head = self._view.record(event.kv.key, WorldHead)
@@ -160,7 +160,7 @@ class EventLog:
         if notice is not None:
             who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
             what = f"{act(notice)}{who}, {notice.reason}"
-            self._note(event, "notice", job, f"generation {generation} is asked to stop: {what}")
+            self._note(event, "notice", job, f"generation {generation} has a stop request: {what}")
 
     def _on_held(self, event: Event, job: str, generation: int) -> None:
         held = self._view.record(event.kv.key, SavesHeld)

@@ -86,7 +86,7 @@ class Observed:
         """Return whether this process's event loop keeps up, and if not, why."""
         worst_s = self.lag.worst_s()
         if worst_s > STALLED_S:
-            return False, f"the event loop stood still for {worst_s:.1f} s"
+            return False, f"the event loop stalled for {worst_s:.1f} s"
         return True, ""
 
     def is_ready(self) -> tuple[bool, str]:

@@ -326,8 +326,8 @@ class Mirror:
         found = Uid(record.uid)
         if self.uid and found != self.uid:
             raise ClusterReplaced(
-                f"the cluster {self.uid} is gone"
-                + (f", in its place is {found}" if found else ": etcd lost its data")
+                f"etcd no longer holds cluster {self.uid}"
+                + (f", but cluster {found}" if found else ": it lost its data")
             )
         self.uid, self.replaced = found, record.replaced
 

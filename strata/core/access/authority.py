@@ -98,10 +98,10 @@ def _parts(uri: str) -> tuple[str, str, str]:
     try:
         found = _URI.fullmatch(uri)
         if found is None:
-            raise ValueError("its form is another")
+            raise ValueError("its form is different")
         cluster, kind, name = found.groups()
         if kind not in {_JOB, *Role}:
-            raise ValueError(f"there is no role {kind[:40]!r}, but {', '.join(Role)}")
+            raise ValueError(f"there is no role {kind[:40]!r}; the roles are {', '.join(Role)}")
         return checked_id("cluster", cluster), kind, checked_id("role's id", name)
     except (ValueError, InvalidArgument) as error:
         raise Unauthenticated(

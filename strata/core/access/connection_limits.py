@@ -83,7 +83,7 @@ def shares(*, descriptors: int, most: int, per_address: int) -> Shares:
     speaking = min(HTTP_SPEAKING, http // 4)
     if grpc < LEAST_CONNECTIONS or speaking < LEAST_SPEAKING:
         raise ConfigError(
-            f"a limit of {descriptors} descriptors leaves room for {max(grpc, 0)} connections",
+            f"a limit of {descriptors} descriptors allows {max(grpc, 0)} connections",
             hint="raise the hard limit of descriptors to 1024 or more (ulimit -Hn, LimitNOFILE=), and"
             f" coordinator.max_connections to {LEAST_CONNECTIONS} or more",
         )

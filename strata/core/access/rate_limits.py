@@ -100,7 +100,7 @@ class Meter:
         if wait_s:
             raise QuotaExceeded(
                 f"{identity} makes more than {self._calls.rate.per_s:g} calls a second",
-                hint=f"ask again in {max(wait_s, 0.01):.2f} s",
+                hint=f"call again in {max(wait_s, 0.01):.2f} s",
             )
 
     def stranger(self, address: str, now_s: float) -> None:
@@ -111,8 +111,8 @@ class Meter:
         wait_s = self._strangers.take(address, now_s)
         if wait_s:
             raise QuotaExceeded(
-                f"too many calls from {address} by nobody that this cluster knows",
-                hint=f"check the token or the certificate, and ask again in {max(wait_s, 0.01):.2f} s",
+                f"too many calls from {address} by unknown callers",
+                hint=f"check the token or the certificate, and call again in {max(wait_s, 0.01):.2f} s",
             )
 
     def open(self, identity: Identity | None, kind: str) -> None:

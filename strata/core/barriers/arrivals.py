@@ -226,7 +226,7 @@ def _check_ranks(entry: OpenRound, arrival: Arrival) -> None:
                 hint="a payload is for addresses and digests; pass data through storage",
             )
     if (payloads and len(payloads) != len(ranks)) or (arrival.phases and len(arrival.phases) != len(ranks)):
-        raise InvalidArgument(f"{entry.key}: payloads and phases come one a rank, or not at all")
+        raise InvalidArgument(f"{entry.key}: give one payload and one phase for each rank, or none")
     if not (0 <= arrival.age_ms <= MAX_TIME_MS and 0 <= arrival.timeout_ms <= MAX_TIME_MS):
         raise InvalidArgument(
             f"{entry.key}: an age of {arrival.age_ms} ms, a timeout of {arrival.timeout_ms} ms",

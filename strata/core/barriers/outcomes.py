@@ -84,7 +84,7 @@ def ended(job: JobView, key: BarrierKey) -> Entry[BarrierOutcome] | StrataError 
     floor = job.view.record(job.keys.barrier_floor(key.name, key.generation), BarrierFloor)
     if floor is not None and floor.round >= key.round:
         why = f"{key}: rounds up to {floor.round} have ended"
-        return Refused(why, hint="begin at the round after the world's floor")
+        return Refused(why, hint="begin at the next round")
     return None
 
 
@@ -273,14 +273,14 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
     }
     dead |= {rank: f"rank {rank} is done and will not arrive" for rank in sorted(waited_for & done)}
     dead |= {
-        rank: f"rank {rank} has stopped, as asked, and will not arrive"
+        rank: f"rank {rank} has stopped as requested and will not arrive"
         for rank in sorted(waited_for & stopped)
     }
     for member in world.members:
         own = waited_for.intersection(member.ranks) - dead.keys()
         worker = job.worker(member.worker) if own else None
         if worker is None or worker.create_revision != member.incarnation:
-            dead |= {rank: f"rank {rank} went with {member.worker}" for rank in sorted(own)}
+            dead |= {rank: f"rank {rank} was lost with {member.worker}" for rank in sorted(own)}
     return dead
 
 

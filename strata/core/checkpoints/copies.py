@@ -74,7 +74,7 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
         key = job.keys.copies(*record.where, name) + BEGUN
     elif (expected := _digest_of(job, record, request)) != request.digest or not expected:
         there, acked = request.digest or "none", expected or "none"
-        raise Conflict(f"what lies on {name} has digest {there}, and {acked} was acked")
+        raise Conflict(f"the bytes on {name} have digest {there}, and {acked} was acked")
     if (copied := job.view.record(key, Copy)) is not None:
         if not request.begun and copied.digest != request.digest:
             differing = f"has digest {copied.digest}, and {request.digest} is reported"
@@ -152,7 +152,7 @@ def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decis
     """
     record = held.record
     if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
-        return Decision(reason=f"step {record.step} is {record.state.value}: no part of it is waited for")
+        return Decision(reason=f"step {record.step} is {record.state.value}: it needs no more parts")
     key = job.keys.copied_seal(*record.where, name)
     seal = job.view.record(key, Copy)
     there = set(job.view.names(job.keys.copies(*record.where, name))) - {"seal", BEGUN}
@@ -181,4 +181,4 @@ def next_tier(job: JobView) -> Decision:
             decision = decide_tier(job, entry, name)
             if decision.txn is not None:
                 return decision
-    return Decision(reason="no copy is complete and unknown")
+    return Decision(reason="all complete copies are recorded")

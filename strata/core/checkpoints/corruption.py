@@ -239,7 +239,7 @@ def _take_down(
         if same and before.refuted_by and before.incarnation >= _incarnation(job, report.host):
             what = f"{before.object or 'it'}, which {report.host} reported of step {record.step}"
             hint = f"the memory or the disk controller of {report.host} may be at fault"
-            raise Refused(f"{before.refuted_by} read {what}, and found it as it was saved", hint=hint)
+            raise Refused(f"{before.refuted_by} read {what}, and found no damage", hint=hint)
         if _open(known):
             latest = max(found, _found(known)) if same else _found(known)
             report_record = dataclasses.replace(
@@ -312,7 +312,7 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
         alone = [worker for worker in job.workers() if worker.record.host == reported.name]
         if others := _others(job, reported.name):
             what = f"{reported.name} alone found step {record.step} damaged"
-            return Decision(reason=f"{what}: {others[0]} must look")
+            return Decision(reason=f"{what}: {others[0]} must verify it")
         # no other host could verify, no worker has registered since the view, and the reporting host is registered
         compares.append(none_newer_in(job.keys.workers, job.view.revision))
         compares.append(created_at(alone[0].key, alone[0].create_revision))

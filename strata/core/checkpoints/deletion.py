@@ -64,7 +64,7 @@ def decide_delete(
     the record, the copy or the host's part is removed.
     """
     if not attempt:
-        raise InvalidArgument("a deletion names the attempt it means")
+        raise InvalidArgument("a deletion must name the attempt")
     checked_id("attempt", attempt)
     if finished and find(job, step, attempt) is None:
         return _forget(job, step, attempt, tier)
@@ -129,7 +129,7 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
     if job.view.get(pin) is not None:
         raise Refused(f"step {record.step} is pinned", hint="unpin it first")
     if names := tags_of(job, record):
-        raise Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
+        raise Refused(f"step {record.step} is tagged {names[0]}", hint="remove the tag first")
     if users := job.view.names(refs):
         raise Refused(f"step {record.step} is referenced by attempt {users[0]}")
     if users := job.view.names(readers):
@@ -213,11 +213,11 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
     record, tiers = held.record, dict(tiers_of(held.record))
     dying = dying_tiers(record)
     if tier and tiers[tier].state is TierState.REMOVED:
-        return Decision(reason=f"step {record.step} is gone from {tier}")
+        return Decision(reason=f"step {record.step} is deleted from {tier}")
     if record.state is not CheckpointState.DELETING and tier not in dying:
         raise Refused(
             f"step {record.step} is {record.state.value}, not deleting",
-            hint="ask for its deletion first, then remove its bytes",
+            hint="request its deletion first, then remove its bytes",
         )
     if not tier:
         return _remove(job, held)
@@ -228,7 +228,7 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
                 reason=f"{tier} of step {record.step} is still on {', '.join(sorted(waiting)[:4])}"
             )
         return Decision(
-            reason=f"step {record.step} is gone from the {tier} of {host}",
+            reason=f"step {record.step} is deleted from the {tier} of {host}",
             txn=Txn(
                 compares=(unchanged(held.key, held.mod_revision), absent(key)),
                 success=(Put(key=key, value=encode(tiers[tier])),),
@@ -238,7 +238,7 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
         return _remove(job, held)
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
     return Decision(
-        reason=f"the bytes of step {record.step} are gone from {tier}",
+        reason=f"the bytes of step {record.step} are deleted from {tier}",
         txn=Txn(
             compares=(unchanged(held.key, held.mod_revision),),
             success=(
@@ -280,7 +280,7 @@ def _remove(job: JobView, held: Entry[CheckpointRecord], guards: tuple[Compare, 
         operations.append(Delete(key=fork_reference(job, record)))
         what = "fork"
     return Decision(
-        reason=f"step {record.step}: its {what} and its record are gone",
+        reason=f"step {record.step}: its {what} and its record are deleted",
         txn=Txn(
             compares=guards or (unchanged(held.key, held.mod_revision),),
             success=tuple(operations),
@@ -301,11 +301,11 @@ def _forget(job: JobView, step: int, attempt: str, tier: str) -> Decision:
     """Delete the note that bytes of an attempt, whose slot another attempt took, must be removed."""
     note = job.view.entry(job.keys.discard(attempt), Discarded)
     if note is None:
-        return Decision(reason=f"attempt {attempt} of step {step} is gone")
+        return Decision(reason=f"attempt {attempt} of step {step} is deleted")
     left = {name: each for name, each in note.record.tiers.items() if tier and name != tier}
     after = dataclasses.replace(note.record, tiers=left)
     operation = Put(key=note.key, value=encode(after)) if left else Delete(key=note.key)
     return Decision(
-        reason=f"the bytes of attempt {attempt} of step {step} are gone",
+        reason=f"the bytes of attempt {attempt} of step {step} are deleted",
         txn=Txn(compares=(unchanged(note.key, note.mod_revision),), success=(operation,)),
     )

@@ -80,7 +80,7 @@ def decide_fork(
     """
     name = target.keys.name
     if target.keys.root == source.keys.root:
-        raise InvalidArgument("a job cannot be forked from itself", hint="rewind goes back in one job")
+        raise InvalidArgument("a job cannot be forked from itself", hint="to go back within a job, rewind it")
     chosen = choose(source, step=step, attempt=attempt, tag=tag, latest=latest)
     record, origin = chosen.record, _forked_from(target)
     if origin is not None:
@@ -158,14 +158,14 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
         begun = {g for g, s in restorations(job) if g > generation and s == step}
         if begun:
             return Decision(reason=f"generation {min(begun)} began from step {step}")
-        raise StaleGeneration(f"generation {generation} was meant; {current} is current")
+        raise StaleGeneration(f"the request is for generation {generation}; {current} is current")
     chosen = choose(job, step=step, attempt=attempt)
     record, rewind = chosen.record, pending_rewind(job)
     requested = Rewind(step=record.step, attempt=record.attempt, record_generation=record.generation, who=who)
     if rewind is not None and rewind.record == requested:
         return Decision(reason=f"the next generation begins from step {step}")
     return Decision(
-        reason=f"{who or 'somebody'} has the job go back to step {step}",
+        reason=f"{who or 'somebody'} rewinds the job to step {step}",
         txn=Txn(
             compares=(
                 unchanged(head.key, head.mod_revision),

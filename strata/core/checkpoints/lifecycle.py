@@ -231,7 +231,7 @@ def _differing(job: JobView, record: CheckpointRecord, digests: Sequence[str]) -
 def _ended(record: CheckpointRecord, who: str) -> StrataError:
     """Return the error for an ack or seal that comes too late. If the record is DELETING, it was ABORTED before."""
     if record.state in {CheckpointState.ABORTED, CheckpointState.DELETING}:
-        why = record.reason or "it is being cleared away"
+        why = record.reason or "it is being deleted"
         return CheckpointAborted(f"the save of step {record.step} was given up: {why}")
     return Conflict(f"step {record.step} is {record.state.value} already, without this digest of {who}")
 

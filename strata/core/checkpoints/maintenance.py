@@ -155,7 +155,9 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
     if record.state is CheckpointState.COMMITTED and record.manifest_digest == request.manifest_digest:
         return Decision(reason=f"step {record.step} is committed")
     if record.state is not CheckpointState.ABORTED:
-        raise Refused(f"step {record.step} is {record.state.value}, and only one given up is adopted")
+        raise Refused(
+            f"step {record.step} is {record.state.value}, and only one that was given up can be adopted"
+        )
     if not request.manifest_digest:
         raise InvalidArgument("an adoption names the digest of the manifest that the marker names")
     adopted = dataclasses.replace(

@@ -92,7 +92,7 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
     before = job.view.entry(key, Tag)
     if len(tags := tags_of(job, record)) >= MAX_TAGS and tag not in tags:
         why = f"step {step} has {len(tags)} tags, the limit"
-        raise QuotaExceeded(why, hint="take one away: strata checkpoints untag")
+        raise QuotaExceeded(why, hint="remove one: strata checkpoints untag")
     requested = Tag(step=step, generation=record.generation, attempt=record.attempt, who=who)
     if before is not None and before.record.where == requested.where:
         return Decision(reason=f"{tag} names step {step}")

@@ -46,7 +46,7 @@ class Copy:
 class CorruptionReport:
     """A host's finding from a read of one tier, past every cache: damage (`corrupt`), or bytes it could not read.
 
-    `object`: the object that differs from what was saved, as "folder/file"; "": unknown which object.
+    `object`: the object that differs from the saved data, as "folder/file"; "": unknown which object.
     `found_generation`, `found_step`: the checkpoint that was read; newer ones may not need these bytes.
     `generation`: the generation that could not begin because of the damage; 0: none waited for these bytes.
     `refuted_by`: the host that read this object and found it as it was saved. `incarnation`: the newest

@@ -23,7 +23,7 @@ from strata.core.kv.view import Entry
 from strata.errors import Conflict
 
 _DEAD = frozenset({CheckpointState.CORRUPT, CheckpointState.PREPARED})
-SUSPECTED = "a host found it damaged, and another one is to look"
+SUSPECTED = "a host found it damaged, and another host must verify it"
 
 
 def retention(job: JobView) -> Entry[Retention] | None:
@@ -48,13 +48,13 @@ def decide_set_retention(
     if held is not None and author is not None:
         wanted = dataclasses.replace(wanted, tiers={**held.record.tiers, **wanted.tiers})
     if held is not None and held.record == wanted:
-        return Decision(reason="that is the policy")
+        return Decision(reason="the policy is set already")
     revision = held.mod_revision if held is not None else 0
     if if_revision not in {None, revision}:
         by = f" by {held.record.who}" if held is not None and held.record.who else ""
         raise Conflict(
             f"the policy of job {job.keys.name} was changed meanwhile{by}",
-            hint="look at it, and say again what shall hold",
+            hint="read the policy, and set it again",
         )
     return Decision(
         reason=f"{wanted.who or 'somebody'} sets the policy of job {job.keys.name}",
@@ -114,7 +114,7 @@ def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
             return Decision(
                 reason=f"{decision.reason}: no rule keeps it", txn=decision.txn.and_if(same_policy)
             )
-    return Decision(reason="the policy gives nothing up")
+    return Decision(reason="the policy deletes nothing")
 
 
 def pending(job: JobView, *, now_unix_ms: int) -> int:

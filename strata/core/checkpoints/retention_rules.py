@@ -40,7 +40,7 @@ def check_keep(keep: Keep) -> None:
     for name in ("latest", "every_steps", "best", "age_ms"):
         if getattr(keep, name) < 0:
             raise InvalidArgument(
-                f"{name} is {getattr(keep, name)}", hint="0 is no such rule, else from 1 on"
+                f"{name} is {getattr(keep, name)}", hint="pass 0 for no such rule, or 1 and above"
             )
     if bool(keep.best) != bool(keep.metric):
         raise InvalidArgument(
@@ -49,7 +49,7 @@ def check_keep(keep: Keep) -> None:
         )
     if not keep.everything and not keep.latest:
         raise InvalidArgument(
-            "the rules keep none of the newest", hint="add a number of the latest, from 1 on, to the others"
+            "the rules keep none of the newest", hint="add latest, of 1 or more, to the other rules"
         )
 
 

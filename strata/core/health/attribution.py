@@ -167,8 +167,8 @@ def suspects(standing: Sequence[RankReport]) -> tuple[tuple[int, ...], str]:
     others = _unlike_most(where)
     if others:
         most = Counter(where.values()).most_common(1)[0][0]
-        return others, f"most others stand in {most}"
-    return tuple(sorted(each.rank for each in behind)), how or "nothing tells them apart but their stacks"
+        return others, f"most others are in {most}"
+    return tuple(sorted(each.rank for each in behind)), how or "only their stacks tell them apart"
 
 
 def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:

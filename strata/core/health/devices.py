@@ -77,7 +77,7 @@ def fault(
     if now.lost:
         return "its driver does not reach it any more: it has fallen off the bus"
     if now.needs_reset:
-        return "its driver wants it reset"
+        return "its driver requires a reset"
     for xid in now.xids:
         if xid in FATAL_XIDS and xid not in ignored:
             return f"XID {xid}: {FATAL_XIDS[xid]}"

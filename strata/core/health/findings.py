@@ -136,15 +136,15 @@ def diagnose(
     kinds = (
         ([_held(held, committed_step)] if held else [], ""),
         (list(_ended(ended)), "ranks that ended"),
-        (list(_stalls(found, by_rank)) if not ended else [], "groups of ranks that stand still"),
+        (list(_stalls(found, by_rank)) if not ended else [], "groups of stalled ranks"),
         (list(throttled), "groups of slow ranks"),
-        (list(_devices(known, {(each.worker_id, each.device) for each in throttled})), "sick devices"),
+        (list(_devices(known, {(each.worker_id, each.device) for each in throttled})), "faulty devices"),
         (
             [
-                Finding(kind=INVARIANT, text=f"its keys hold what cannot be: {each}", cause=each)
+                Finding(kind=INVARIANT, text=f"its keys are inconsistent: {each}", cause=each)
                 for each in impossible
             ],
-            "things that cannot be",
+            "inconsistencies",
         ),
     )
     late = tuple(each.rank for each in reports if each.reported_late)

@@ -60,13 +60,13 @@ class StallLimits:
         """Return the limit of a phase that usually takes `usual_s`, and its origin in words."""
         fixed_s = self.fixed_s.get(kind)
         if fixed_s is not None:
-            return fixed_s, "as it was set"
+            return fixed_s, "as configured"
         if usual_s is None:
             first_s = FIRST_S.get(kind, FIRST_OTHER_S)
             return max(first_s, self.least_s), "nothing is known yet of how long it takes"
         limit_s = self.factor * usual_s
         if limit_s < self.least_s:
-            return self.least_s, f"the least; it usually takes {span(usual_s)}"
+            return self.least_s, f"the minimum; it usually takes {span(usual_s)}"
         return limit_s, f"{self.factor:g} times the usual {span(usual_s)}"
 
 

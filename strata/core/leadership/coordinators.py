@@ -43,7 +43,7 @@ def plan_list(view: View, keys: ClusterKeys, *, epoch: int, now_unix_ms: int) ->
         )
         for name, record in _due(view, keys, epoch, now_unix_ms)
     ]
-    return Plan(reason=f"{len(txns)} coordinators registered or are gone", txns=tuple(txns))
+    return Plan(reason=f"{len(txns)} coordinators registered or were removed", txns=tuple(txns))
 
 
 def is_known(view: View, keys: ClusterKeys, name: str) -> bool:
@@ -61,7 +61,7 @@ def decide_forget(view: View, keys: ClusterKeys, name: str, *, known: bool) -> D
     if replica is not None:
         refusal: StrataError = Refused(
             f"coordinator {name} runs at {replica.record.address}",
-            hint="stop it first, and wait until strata status says that it is unreachable",
+            hint="stop it first, and wait until strata status shows it as unreachable",
         )
         return Decision(reason=f"{name} is registered", refusal=refusal)
     if listed is None:

@@ -207,7 +207,7 @@ def may_disarm_no_space(used_bytes: Mapping[str, int | None], quota_bytes: int) 
     silent = [label for label, used in used_bytes.items() if used is None]
     if silent:
         return Judgement(
-            allowed=False, reason=f"how full the database of {', '.join(silent)} is, is not known: no answer"
+            allowed=False, reason=f"the size of the database of {', '.join(silent)} is unknown: no answer"
         )
     full = [
         f"{label} {100 * used / quota_bytes:.0f} %"

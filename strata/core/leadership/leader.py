@@ -92,7 +92,7 @@ class Act(Enum):
     """Get a lease of `REQUESTED_TTL_S`, then call `granted`."""
     CAMPAIGN = "campaign"
     """Execute `campaign_txn`, bring the view to the transaction's revision, and call `next_step` again."""
-    TAKE_LEAD = "take_office"
+    TAKE_LEAD = "take_lead"
     """Confirm the key by a linearizable read, bring the view to the read's revision, then call `took_lead`."""
     RENEW = "renew"
     """Call `sending`, send one keepalive, then call `answered`."""
@@ -174,8 +174,8 @@ def next_step(
     lease = leader_state.lease if leader_state.lease and leader_state.lease.may_act(now_s) else None
     if held is None:
         if lease is None:
-            return Step(act=Act.GRANT, reason="nobody leads; a campaign needs a lease")
-        return Step(act=Act.CAMPAIGN, reason="nobody leads")
+            return Step(act=Act.GRANT, reason="no leader; a campaign needs a lease")
+        return Step(act=Act.CAMPAIGN, reason="no leader")
     epoch = Epoch(held.create_revision)
     if not mine:
         return Step(act=Act.WAIT, reason=f"{held.record.replica} leads in epoch {epoch}")
@@ -184,7 +184,7 @@ def next_step(
         return Step(act=Act.TAKE_LEAD, reason=f"this instance won epoch {epoch}", epoch=epoch)
     return Step(
         act=Act.DELETE_OWN,
-        reason=f"epoch {epoch} is this instance's own, by a lease it has given up",
+        reason=f"epoch {epoch} belongs to this instance, by a lease that it gave up",
         epoch=epoch,
     )
 
@@ -192,9 +192,9 @@ def next_step(
 def _in_term(leader_state: LeaderState, held: Entry[Leader] | None, now_s: float, turned_s: float) -> Step:
     lease, epoch = leader_state.lease, leader_state.epoch
     if held is None or held.create_revision != epoch:
-        return Step(act=Act.STOP, reason=f"the leader key of epoch {epoch} is gone")
+        return Step(act=Act.STOP, reason=f"the leader key of epoch {epoch} is deleted")
     if lease is None:
-        return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} is gone")
+        return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} is lost")
     if not lease.may_act(now_s):
         return Step(act=Act.STOP, reason=f"the lease of epoch {epoch} was not renewed in time")
     if lease.outstanding:
@@ -202,7 +202,7 @@ def _in_term(leader_state: LeaderState, held: Entry[Leader] | None, now_s: float
     if now_s - turned_s > MAX_STILL_S:
         return Step(
             act=Act.WAIT,
-            reason=f"the world controller has not turned for {now_s - turned_s:.1f} s",
+            reason=f"the world controller has not run for {now_s - turned_s:.1f} s",
             until_s=min(lease.act_until_s, now_s + RENEW_S / 4),
         )
     if now_s < lease.renew_at_s:

@@ -74,7 +74,7 @@ class Diagnosis:
         """Return why members should use another replica; "" if this one is ready."""
         self._look(now_s, etcd_silence_s, behind_s)
         if etcd_silence_s > ETCD_SILENT_S:
-            return f"etcd has answered nothing for {etcd_silence_s:.1f} s"
+            return f"etcd has not answered for {etcd_silence_s:.1f} s"
         if behind_s > BEHIND_S:
             return f"its view is behind etcd for {behind_s:.1f} s"
         if now_s < self.stalled_s + RECOVERY_S:

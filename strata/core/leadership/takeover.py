@@ -109,15 +109,15 @@ def probed(
     if held is None or held.create_revision != epoch:
         return _wait(f"epoch {epoch} has ended")
     if linked:
-        return _wait("it shook hands again")
+        return _wait("it completed another handshake")
     if now_s < memory.peace_until_s:
-        return _wait("this replica was wrong a short while ago and deposes nobody")
+        return _wait("this replica deposed a live leader a short while ago and deposes no other now")
     if len(probes) >= REFUSALS and all(p is Probe.REFUSED for p in probes[-REFUSALS:]):
         reason = f"the link to the leader of epoch {epoch} broke, and {address} refuses"
         return Verdict(act=Act.DEPOSE, reason=reason)
     if len(probes) >= MAX_PROBES or probes[-1] is Probe.UNCLEAR:
         return _wait(f"a connect to {address} was {probes[-1].value}")
-    return Verdict(act=Act.PROBE, reason=f"{address} is asked again")
+    return Verdict(act=Act.PROBE, reason=f"{address} is probed again")
 
 
 def _leader(view: View, keys: ClusterKeys) -> Entry[Leader] | None:

@@ -35,7 +35,7 @@ from strata.core.spans import utc_text
 from strata.errors import Conflict, JobDone, JobFailed, Refused, StrataError
 
 _TAKE_UP = (
-    "go on with it by --resume, begin it anew by --new (its checkpoints stay), or give another name by --job"
+    "continue it with --resume, start over with --new (its checkpoints stay), or pass another name with --job"
 )
 NAME_IT = "give this run a name of its own by --job, or stop that one first"
 _OTHER_JOB = "choose another name by --job"
@@ -121,10 +121,10 @@ def _with_another_command(
     if before.program != now.program and not (registration.anew or registration.resume):
         raise Refused(
             f"job {job.keys.name} is unfinished and runs `{before.text}`, and this is `{now.text}`",
-            hint=f"{_OTHER_JOB}; or begin the job anew with this program by --new (its checkpoints stay),"
-            " or go on from its checkpoint with it by --resume",
+            hint=f"{_OTHER_JOB}; or start the job over with this program by --new (its checkpoints stay),"
+            " or continue from its checkpoint with this program by --resume",
         )
-    how = "begun anew" if registration.anew else "going on"
+    how = "started over" if registration.anew else "going on"
     return Admission(
         taken_up=f"{how} with `{now.text}` by {registration.worker}, after `{before.text}`",
         anew=registration.anew,
@@ -140,7 +140,7 @@ def _finished(job: JobView, registration: Registration, phase: JobPhase, *, newe
     if registration.incarnation:
         pass  # a reconnect takes nothing up
     elif registration.anew:
-        how = "begun anew"
+        how = "started over"
     elif newer:
         how = f"attempt {registration.attempt} begun"
     elif registration.resume:
@@ -165,8 +165,8 @@ def _over(job: JobView, registration: Registration, phase: JobPhase, *, same_run
     if phase.phase is Phase.FAILED:
         if own and latest is not None:
             optionless = (
-                f"give the job another name to begin anew, or delete this one by strata jobs delete {name}, which"
-                f" forgets its checkpoints; step {latest.record.step} is there to go on from by strata run --resume"
+                f"give the job another name to start over, or delete this one by strata jobs delete {name}, which"
+                f" forgets its checkpoints; strata run --resume continues from step {latest.record.step}"
             )
         return JobFailed(f"job {name} has failed: {phase.reason}", hint=optionless or _TAKE_UP)
     commands = _other_commands(job, registration)

@@ -128,7 +128,7 @@ def _taken(
     if failed_incarnation == held.create_revision:
         return Decision(
             reason=f"{name}: incarnation {held.create_revision} has lost its transport,"
-            " and a newcomer takes its place",
+            " and a new process replaces it",
             txn=Txn(
                 compares=(unchanged(held.key, held.mod_revision),),
                 success=(Delete(key=held.key),),
@@ -158,9 +158,9 @@ def _create(
         reason += f" and creates job {keys.name}"
     elif spec.record != registration.spec and admission.brings_spec:
         puts.append(Put(key=keys.spec, value=encode(registration.spec)))
-        reason += ", whose spec is the job's from now on"
+        reason += "; its spec replaces the job's"
     elif spec.record != registration.spec:
-        reason += "; the job's spec stands as it was created, this member's is ignored"
+        reason += "; the job's spec stays, this member's is ignored"
     if admission.run != job.run():
         puts.append(Put(key=keys.run, value=encode(admission.run)))
     if admission.taken_up:
@@ -205,7 +205,7 @@ def decide_remove(job: JobView, worker: WorkerId, *, mod_revision: int, reason: 
     """
     held = job.worker(worker)
     if held is None or held.mod_revision != mod_revision:
-        return Decision(reason=f"{worker} is gone or was handed over since")
+        return Decision(reason=f"{worker} was removed or handed over meanwhile")
     return Decision(
         reason=f"{worker}, incarnation {held.create_revision}, is removed: {reason}",
         txn=Txn(compares=(unchanged(held.key, mod_revision),), success=(Delete(key=held.key),)),
@@ -255,7 +255,7 @@ def decide_rank_exit(
         raise StaleGeneration(f"generation {generation} has ended; the world is {head.record.generation}")
     held = job.worker(worker)
     if held is None:
-        return Decision(reason=f"{worker} is not registered any more: its end says it already")
+        return Decision(reason=f"{worker} is not registered any more: its removal covers the exit")
     if held.create_revision != incarnation:
         raise StaleIncarnation(f"{worker} is incarnation {held.create_revision} now, not {incarnation}")
     world = job.world()
@@ -274,7 +274,7 @@ def decide_rank_exit(
     if code == 0:
         how, put = "is done", Put(key=ends["done"], value=encode(RankDone(worker=worker)))
     elif notice is not None and notice.record.has_deadline and (code == PREEMPTED or job.stopped(generation)):
-        how = "stopped as it was asked to"
+        how = "stopped as requested"
         if code != PREEMPTED:
             how += f", though it ended with {reason or describe_exit(code)}"[:MAX_REASON_CHARS]
         put = Put(key=ends["stopped"], value=encode(RankStopped(worker=worker)))

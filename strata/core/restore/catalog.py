@@ -198,7 +198,7 @@ class Catalog:
         for attempt, copies in attempts.items():
             if attempt != holder:
                 self.changes.warnings.append(
-                    f"{_name(slot)} has two committed attempts: {holder} is taken, and not {copies[0].path}"
+                    f"{_name(slot)} has two committed attempts: {holder} is restored, and not {copies[0].path}"
                 )
 
     def _is_here(self, record: CheckpointRecord) -> bool:
@@ -262,9 +262,7 @@ class Catalog:
         paths = {tier.path for tier in tiers.values()}
         for copy in copies:
             if copy.manifest_digest != record.manifest_digest:
-                self.changes.warnings.append(
-                    f"{copy.path} is left out: its manifest is another one than its copy's"
-                )
+                self.changes.warnings.append(f"{copy.path} is left out: its manifest differs from its copy's")
             elif copy.path not in paths:
                 name = self._names[copy.root]
                 if name in tiers:
@@ -284,7 +282,7 @@ class Catalog:
         if not root.startswith("file:") or not self._has_past:
             return True
         self._warn(
-            f"{root} is named by no record: its copies are taken for one host's own, and are not restored from"
+            f"no record names {root}: its copies count as local to one host, and no restore reads them"
         )
         return False
 
@@ -342,7 +340,7 @@ class Catalog:
             seen, why = self._seen(tier, record)
             if seen is Seen.NOT_SEARCHED and self._found.root_of(tier.path) is not None:
                 self._warn(
-                    f"{_above(tier.path)} is each host's own: what is not found in it here is taken as it was"
+                    f"{_above(tier.path)} is local to each host: copies not found here stay as recorded"
                 )
             elif seen is Seen.NOT_SEARCHED:
                 self.changes.not_searched.add(_above(tier.path))
@@ -366,8 +364,7 @@ class Catalog:
         folder = path.rpartition("/")[0]
         whole = path not in self._found.unread
         subject = f"{folder} is not read, so its checkpoints are" if whole else f"{which} is"
-        warning = f"{subject} taken as it was: {why}" if not whole else f"{subject} taken as they were: {why}"
-        self._warn(warning)
+        self._warn(f"{subject} kept as recorded: {why}")
 
     def _warn(self, warning: str) -> None:
         """Add a warning, once."""

@@ -246,7 +246,7 @@ class _Job:
         catalog.changes.warnings.append(
             f"it was {phase.phase.value}, and storage has checkpoints of a later generation: it runs"
         )
-        reason = f"{self._why}: it had gone on"
+        reason = f"{self._why}: the job had continued"
         running = JobPhase(phase=Phase.RUNNING, reason=reason, epoch=0, attempt=phase.attempt)
         self.store.put(self._job.phase, encode(running))
 
@@ -280,8 +280,8 @@ class _Job:
                 and self._has_older(catalog, generation)
             ):
                 catalog.changes.warnings.append(
-                    f"generation {generation} began from a checkpoint that is not known: of its own, step {each.step}"
-                    " is the first that is left; what it gave up counts again"
+                    f"generation {generation} began from an unknown checkpoint; its first checkpoint that is left is step"
+                    f" {each.step}, and the checkpoints that it gave up count again"
                 )
             elif each.predecessor is None and self._has_older(catalog, generation):
                 given_up = max(given_up, generation - 1)

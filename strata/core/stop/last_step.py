@@ -192,17 +192,17 @@ def _decoded(
     """Return every rank's numbers; `Refused` unless all ranks sent a payload for this meeting."""
     missing = [rank for rank in range(ranks) if rank not in brought]
     if missing:
-        raise Refused(f"ranks {missing[:8]} brought nothing to the agreement on a step", hint=_ALIKE)
+        raise Refused(f"ranks {missing[:8]} sent nothing to the agreement on a step", hint=_ALIKE)
     return {rank: _numbers(kind, rank, payload, round_, fields) for rank, payload in brought.items()}
 
 
 def _numbers(kind: str, rank: int, payload: bytes, round_: int, fields: int) -> list[int]:
     body = _body(payload)
     if body is None or body[1:3] != [kind, round_] or len(body) != 3 + fields:
-        raise Refused(f"rank {rank} brought {payload[:80]!r} to round {round_} of the stop", hint=_ALIKE)
+        raise Refused(f"rank {rank} sent {payload[:80]!r} to round {round_} of the stop", hint=_ALIKE)
     numbers: list[int] = body[3:]
     if not all(type(number) is int and number >= NO_LIMIT for number in numbers):
-        raise InvalidArgument(f"rank {rank} brought {payload[:80]!r} to the stop", hint=_ALIKE)
+        raise InvalidArgument(f"rank {rank} sent {payload[:80]!r} to the stop", hint=_ALIKE)
     return numbers
 
 

@@ -268,23 +268,23 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
     head = job.head()
     current = head.record.generation if head is not None else 0
     if 0 < request.generation < current and job.notice(request.generation) is not None:
-        return Decision(reason=f"generation {request.generation} was asked to stop, and has ended")
+        return Decision(reason=f"generation {request.generation} had a stop request, and has ended")
     if request.generation not in {0, current}:
-        why = f"generation {request.generation} was to stop; the world is {current}"
+        why = f"the request is for generation {request.generation}; the world is {current}"
         return Decision(reason=why, refusal=StaleGeneration(why))
     if phase is Phase.PAUSED:
         return Decision(reason=f"job {name} is paused: no rank runs")
     if request.action is StopAction.PAUSE and (world is None or request.now):
         return _pause_at_once(job, request)
     if world is None:
-        return Decision(reason=f"no rank of job {name} runs: there is nobody to ask")
+        return Decision(reason=f"no rank of job {name} runs: there is nothing to stop")
     refusal = _undrainable(job, world, request)
     if refusal is not None:
         return Decision(reason=refusal.message, refusal=refusal)
     held = job.notice(current)
     notice = _notice(request) if held is None else merged(held, _notice(request))
     if held is not None and notice == held.record:
-        return Decision(reason=f"generation {current} is asked to stop already: {held.record.reason}")
+        return Decision(reason=f"generation {current} has a stop request already: {held.record.reason}")
     key = job.keys.notice(current)
     compares = (
         unchanged(job.keys.head, job.view.mod_revision(job.keys.head)),
@@ -292,7 +292,7 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
         unchanged(key, held.mod_revision if held is not None else 0),
     )
     return Decision(
-        reason=f"generation {current} is asked to stop ({act(notice)}): {notice.reason}",
+        reason=f"generation {current} has a stop request ({act(notice)}): {notice.reason}",
         txn=Txn(compares=compares, success=(Put(key=key, value=encode(notice)),)),
     )
 
@@ -309,21 +309,21 @@ def _check(request: StopRequest) -> None:
         )
     if request.action is StopAction.SCALE:
         raise InvalidArgument(
-            "ranks are not asked to scale", hint="ScaleJob changes how many members there are"
+            "scale is no action of a stop request", hint="ScaleJob changes the number of members"
         )
     if request.generation < 0:
         raise InvalidArgument(f"no generation {request.generation} can exist", hint="0 is the current one")
     if (request.action is StopAction.DRAIN) != bool(request.workers):
         raise InvalidArgument(
             f"{request.action.value} with {len(request.workers)} workers named",
-            hint="to drain names those who leave; to preempt or to pause means all",
+            hint="drain names the members that leave; preempt and pause affect all members",
         )
     if len(request.workers) > MAX_NAMED:
         raise InvalidArgument(f"{len(request.workers)} workers to drain: at most {MAX_NAMED} at once")
 
 
 def _notice(request: StopRequest) -> StopNotice:
-    reason = request.reason or f"{request.action.value} was asked for"
+    reason = request.reason or f"{request.action.value} was requested"
     pauses = request.action is StopAction.PAUSE
     return StopNotice(
         action=StopAction.SCALE if pauses else request.action,
@@ -352,10 +352,12 @@ def _undrainable(job: JobView, world: World, request: StopRequest) -> Refused | 
     for worker in request.workers:
         held = job.worker(worker)
         if held is None:
-            return NotFound(f"no member {worker} is in job {job.keys.name}", hint="strata members shows them")
+            return NotFound(
+                f"no member {worker} is in job {job.keys.name}", hint="strata members lists the members"
+            )
         if world.find(worker, held.create_revision) is None:  # a standby, or a newer incarnation of the name
             return Refused(
                 f"{worker} stands by in job {job.keys.name}: it has no rank that could stop",
-                hint="end its strata run, which nobody will notice",
+                hint="end its strata run; the world does not change",
             )
     return None

@@ -75,7 +75,7 @@ def decide_hold_saves(job: JobView, *, author: Author, step: int, reason: str, h
     key, began = job.keys.held(author.generation), job.restored(author.generation) or 0
     who = f"rank {author.rank} of generation {author.generation}"
     if job.held(author.generation) is not None:
-        return Decision(reason=f"generation {author.generation} is on record as one whose saves are held")
+        return Decision(reason=f"generation {author.generation} has held saves on record already")
     if step <= began:
         return Decision(reason=f"{who} has not trained beyond step {began}, where it began")
     record = SavesHeld(

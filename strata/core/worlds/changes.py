@@ -259,7 +259,7 @@ class Situation:
         point, rewind = world.head.restore, pending_rewind(self.job)
         if rewind is not None:
             who = rewind.record.who or "somebody"
-            return self._of_the_rest(f"{who} has the job go back to step {rewind.record.step}")
+            return self._of_the_rest(f"{who} rewinds the job to step {rewind.record.step}")
         if point is None:
             return None
         entry = self.job.checkpoint(point.step, point.record_generation)
@@ -291,7 +291,7 @@ class Situation:
                 continue
             how = "was replaced" if member.worker in self.registered else "is gone"
             if requests.leave_notice(self.asked, member.worker, member.incarnation) is not None:
-                left.append(f"{member.worker} {how}, as asked")
+                left.append(f"{member.worker} {how}, as requested")
             else:
                 found.append(f"{member.worker} {how}")
         for rank, failed in sorted(self.job.failed(self.generation).items()):

@@ -287,7 +287,7 @@ class _Planner:
             if world.head.members > spec.max_workers and count < spec.min_workers:
                 reason += f", not {spec.max_workers}: too few of them could restart in a smaller world"
             if situation.notice is not None:
-                reason += f", which are asked to stop: {situation.notice.record.reason}"
+                reason += f", which have a stop request: {situation.notice.record.reason}"
         reason = f"{reason}; {why}" if why else reason
         again_s = requests.next_deadline_s(self.job, situation.asked_s)
         operations, compares = self._standbys(world.members if world is not None else ())
@@ -295,7 +295,7 @@ class _Planner:
             reason = f"{reason}; the standbys changed"
         if self.job.rewind() is not None and pending_rewind(self.job) is None:
             operations.append(Delete(key=self.job.keys.rewind))
-            reason = f"{reason}; what it was to go back to is lost, or was gone back to"
+            reason = f"{reason}; the rewind is done, or its checkpoint is lost"
         if not operations:
             return WorldPlan(reason=reason, again_s=again_s)
         txn = Txn(compares=(*self._guards(), *compares), success=tuple(operations))

@@ -59,12 +59,12 @@ def _alarms(source: Source, etcd: Sequence[model.EtcdMember]) -> Iterator[str]:
     if outage := source.outage():
         yield (
             f"{outage[:1].upper()}{outage[1:]}. Sessions and reads go on; no barrier is released, no save is"
-            " committed, and nobody is declared dead."
+            " committed, and no member is declared dead."
         )
     if source.leader() is None:
         yield (
-            "No replica leads: barriers and saves go on, but no new generation begins until one of the coordinators"
-            " reaches etcd and takes the lead."
+            "There is no leader: barriers and saves go on, but no new generation begins until one of the coordinators"
+            " reaches etcd and becomes leader."
         )
     if source.audit_differences():
         yield (

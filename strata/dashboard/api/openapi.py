@@ -123,7 +123,7 @@ def _action() -> dict[str, Any]:
         "parameters": [*_in_path(path), header],
         "requestBody": {"required": True, "content": body},
         "responses": _answers(
-            model.Checkpoint, or_null="The checkpoint as it is then; null if its record is gone."
+            model.Checkpoint, or_null="The checkpoint after the action; null if its record was deleted."
         ),
     }
 

@@ -120,7 +120,7 @@ class Resources:
                     return Resource(path=path, job=name, make=make, threaded=rest == ["history"])
             case _:
                 pass
-        raise NotFound(f"there is no {printable(split.path)[:200]}", hint="openapi.json lists what there is")
+        raise NotFound(f"there is no {printable(split.path)[:200]}", hint="openapi.json lists the paths")
 
     async def body(self, resource: Resource) -> Body:
         """Return a resource as JSON, at most a second old; raise the errors of `make`."""

@@ -46,6 +46,6 @@ def _value(item: WriteItem, data: Any) -> tuple[TensorSpec, Any, tuple[int, ...]
     assert found is not None, "the planner gives a tensor"
     if found.shape != tuple(chunk.sizes):
         raise CheckpointError(
-            f"{item.index.fqn} has {list(found.shape)} here, and DCP's plan says {list(chunk.sizes)}"
+            f"{item.index.fqn} has {list(found.shape)} here, and DCP's plan gives {list(chunk.sizes)}"
         )
     return found, local, tuple(item.tensor_data.size), tuple(chunk.offsets)

@@ -159,7 +159,7 @@ class StrataReader(StorageReader):
         assert self._found is not None, "as above"
         chosen = plan.storage_data
         if not isinstance(chosen, CheckpointMetadata):
-            raise ConfigError("the plan does not say which checkpoint all ranks load")
+            raise ConfigError("the plan does not name the checkpoint that all ranks load")
         try:
             self._read(self._load, self._agreed(self._load, self._found, chosen, plan), plan, planner)
         finally:
@@ -172,9 +172,7 @@ class StrataReader(StorageReader):
         """Return the checkpoint that all ranks load, opened."""
         if chosen.id == found.checkpoint.id:
             return found
-        log.info(
-            "step %d was found here, and step %d is what all ranks load", found.checkpoint.step, chosen.step
-        )
+        log.info("step %d was found here, and all ranks load step %d", found.checkpoint.step, chosen.step)
         load.keep(chosen)
         self._found = self._open(load, chosen)
         _check_alike(plan.items, found, self._found)
@@ -354,7 +352,7 @@ def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> N
         if fqn not in found.items or found.items[fqn].shape != planned.items[fqn].shape:
             raise CheckpointError(
                 f"the ranks found step {planned.checkpoint.step} and step"
-                f" {found.checkpoint.step}, and {fqn} does not lie alike in them",
+                f" {found.checkpoint.step}, and {fqn} is laid out differently in them",
                 hint="load again, or name the step: StrataReader(…, step=…)",
             )
 
@@ -405,7 +403,7 @@ def _load_bytes(planner: LoadPlanner, item: ReadItem, data: io.BytesIO) -> None:
         saved_as = "bytes" if isinstance(data, SavedBytes) else "JSON" if is_json(data.getvalue()) else ""
         if saved_as:
             raise CheckpointError(
-                f"{item.storage_index.fqn} was saved as {saved_as}, and {type(planner).__name__} unpickles what is no tensor",
+                f"{item.storage_index.fqn} was saved as {saved_as}, and {type(planner).__name__} unpickles values that are no tensors",
                 hint="dcp.load(…, planner=JsonLoadPlanner()), of strata.integrations.dcp",
             )
     planner.load_bytes(item, data)

@@ -168,7 +168,7 @@ class StrataWriter(StorageWriter):
         """Check the arguments that every rank has."""
         if kwargs.get("use_collectives") is False:
             raise ConfigError(
-                "DCP was told use_collectives=False, and a checkpoint is committed by all ranks together",
+                "DCP has use_collectives=False, and a checkpoint is committed by all ranks together",
                 hint="leave use_collectives as it is",
             )
         step = self._current().step
@@ -349,7 +349,7 @@ def _collect_garbage(root: OpenRoot) -> futures.Future[None]:
 
     _COLLECTING.add(done)
     try:
-        Thread(target=run, name="strata-tidying", daemon=True).start()
+        Thread(target=run, name="strata-garbage-collection", daemon=True).start()
     except RuntimeError:
         run()
     return done

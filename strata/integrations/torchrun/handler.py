@@ -188,7 +188,9 @@ class StrataRendezvous(RendezvousHandler):
         if self._member.stopped and (ended_with is None or failure is not None):
             # torchrun itself would exit as if the training was done (with 0), or as if its workers had failed
             if failure is not None:
-                log.warning("agent.preempted", reason="the workers have stopped as asked; no restart is left")
+                log.warning(
+                    "agent.preempted", reason="the workers have stopped as requested; no restart is left"
+                )
             raise SystemExit(PREEMPTED) from None
         return True
 

@@ -228,10 +228,10 @@ class AgentMember:
         try:
             notice = await self._session.agent.request_common_stop(place.generation, why)
         except Unavailable as error:
-            give_up(f"nobody could be asked to stop the other ranks: {error}")
+            give_up(f"the stop of the other ranks could not be requested: {error}")
             return
         if notice is None:
-            give_up("nobody could be asked to stop the other ranks")
+            give_up("the stop of the other ranks could not be requested")
         elif not await self.comes_true(lambda: self.place is not place, notice.grace_ms / 1000 + LATE_S):
             give_up("the workers did not stop within their time")
 
@@ -290,7 +290,7 @@ class AgentMember:
     def _check_must_leave(self) -> None:
         if (notice := self.asked_to_leave) is not None:
             raise Preempted(
-                f"{self._settings.worker_id} was asked to leave job {self._settings.run_id}: {notice.reason}"
+                f"{self._settings.worker_id} is requested to leave job {self._settings.run_id}: {notice.reason}"
             )
 
     # -- the beginning of the next

@@ -110,7 +110,7 @@ def read_settings(
     if launch is not None and launch.max_restarts < 1:
         raise ConfigError(
             "--max-restarts is 0: the first failure of any worker would end every agent for good",
-            hint="give --max-restarts 10, say: an agent also counts the restarts that another's failure causes",
+            hint="pass --max-restarts 10, for example: an agent also counts restarts that another's failure causes",
         )
     unknown = sorted(set(conf) - OURS - TORCHS)
     if unknown:
@@ -120,7 +120,7 @@ def read_settings(
     where = endpoint or env.get("STRATA_ENDPOINTS", "")
     if not where:
         raise ConfigError(
-            "torchrun was told no coordinator",
+            "torchrun knows no coordinator",
             hint="give --rdzv-endpoint=host1:50051,host2:50051,host3:50051",
         )
     slots = _number(conf, "slots", launch.slots if launch is not None else 1, least=1)

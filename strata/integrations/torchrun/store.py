@@ -95,7 +95,7 @@ class AgentStore(PrefixStore):
         left_s = limit.total_seconds()
         while not self.check(awaited):
             if left_s <= 0:
-                raise DistStoreError(f"{', '.join(awaited)} did not come in time")
+                raise DistStoreError(f"{', '.join(awaited)} did not arrive in time")
             if self._ended_within(min(LOOK_S, left_s)):
                 raise DistStoreError(f"generation {self._place.generation} has ended")
             left_s -= LOOK_S

@@ -88,7 +88,7 @@ def _imported(tree: ast.Module, file: Path, left_out: list[str]) -> Iterator[str
     for node in sorted(ast.walk(tree), key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0))):
         names = _names(node)
         if names and prepared:
-            left_out.append(f"{file.name}, line {prepared}, is to come before {names[0]}")
+            left_out.append(f"{file.name}, line {prepared}, must come before {names[0]}")
             return
         yield from names
         prepared = prepared or (getattr(node, "lineno", 0) if _prepares(node) else 0)

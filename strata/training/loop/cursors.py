@@ -45,7 +45,7 @@ class Cursors:
         if now > epoch:
             raise CheckpointError(
                 f"shard {shard} is in epoch {now}, not in {epoch}",
-                hint="pass over the epochs below run.epoch",
+                hint="skip the epochs below run.epoch",
             )
         return position if now == epoch else 0
 

@@ -67,11 +67,11 @@ class Buckets:
         orders = _read(self._saved or "[]")
         reason = _unfit(torch, wrapped, orders)
         if not self._all_are(able=not reason):
-            log.debug("the buckets of DDP are left to itself: %s", reason or "another rank cannot fill them")
+            log.debug("the buckets of DDP are not restored: %s", reason or "another rank cannot fill them")
             return
         for ddp, order in zip(wrapped, orders, strict=True):
             _fill(torch, ddp, order)
-        log.debug("the buckets of %d DDP modules are as they were", len(wrapped))
+        log.debug("the buckets of %d DDP modules are restored", len(wrapped))
 
     def _all_are(self, *, able: bool) -> bool:
         """Return whether all ranks can run the pass; the result is the same on all ranks."""
@@ -165,11 +165,11 @@ def _unfit(torch: Any, wrapped: Sequence[Any], orders: Sequence[Sequence[int]]) 
             return "a backward pass was run before the first step"
         parameters = _parameters(ddp)
         if sorted(order) != list(range(len(parameters))) or len(spent) != len(parameters):
-            return "the parameters that are trained are others than those of the checkpoint"
+            return "the trained parameters differ from the checkpoint's"
         if any(getattr(module, "sparse", False) is True for module in ddp.modules()):
             return "there are sparse gradients"
         if not all(_plain(torch, parameter) for parameter in parameters):
-            return "code of the program's runs when a parameter gets a gradient"
+            return "a parameter has a gradient hook of the program"
     return ""
 
 

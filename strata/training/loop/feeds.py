@@ -80,7 +80,7 @@ class Feeding:
         if isinstance(loader, ElasticSampler):
             if accumulate != 1:
                 raise InvalidArgument(
-                    "an ElasticSampler says itself how many batches make a step",
+                    "an ElasticSampler itself sets how many batches make a step",
                     hint="leave accumulate out, and give the sampler `most`",
                 )
             return self._elastic(loader, None, per_rank=0)

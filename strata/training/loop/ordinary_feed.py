@@ -85,7 +85,7 @@ class OrdinaryFeed:
         batches = islice(self._loader, self._most)
         if self._before not in {None, self._world_size} and position.epoch_batches:
             log.warning(
-                "%d ranks trained on this epoch before, and there are %d: some samples come twice, or not at all",
+                "%d ranks trained on this epoch before, and there are %d now: some samples come twice, or not at all",
                 self._before,
                 self._world_size,
             )
@@ -110,8 +110,8 @@ def pass_over(batches: Iterator[Any], count: int, epoch: int) -> None:
     """Draw and drop `count` batches of an epoch that were trained on before."""
     if count:
         log.warning(
-            "passing over %d batches of epoch %d that were trained on before: right only for a loader"
-            " that gives the same ones in each run",
+            "skipping %d batches of epoch %d that were trained on before: correct only for a loader"
+            " that gives the same batches in each run",
             count,
             epoch,
         )

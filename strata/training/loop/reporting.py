@@ -27,7 +27,7 @@ class TrainingReporter:
         if len(names) > MAX_NAMES:
             raise InvalidArgument(
                 f"{len(names)} names are reported, and at most {MAX_NAMES} can be",
-                hint="report those that people look at; a name with a number in it becomes a new one each time",
+                hint="report fewer; a name with a number in it becomes a new name each time",
             )
         self._values = names
 

@@ -58,7 +58,7 @@ def check_no_state(loader: Any) -> None:
         raise InvalidArgument(
             f"the map-style dataset {type(loader.dataset).__name__} has a state_dict() of its own, which would be"
             " lost: any rank may read any of its samples",
-            hint="use torch.utils.data.DataLoader, and give what is to be saved to strata.init(state={…})",
+            hint="use torch.utils.data.DataLoader, and give the state to save to strata.init(state={…})",
         )
 
 
@@ -115,7 +115,7 @@ class Kept:
             )
         if loader.persistent_workers:
             raise InvalidArgument(
-                "a StatefulDataLoader with persistent_workers=True skips samples when it goes on behind the end"
+                "a StatefulDataLoader with persistent_workers=True skips samples when it continues after the end"
                 " of an epoch",
                 hint="leave persistent_workers out",
             )

@@ -141,7 +141,7 @@ def _read(rank: int, payload: bytes) -> Pace:
         pace = None
     if pace is None:
         raise Refused(
-            f"rank {rank} told no pace before a save: {payload[:80]!r}",
+            f"rank {rank} sent no pace before a save: {payload[:80]!r}",
             hint="all ranks of a job must use the same version of strata",
         )
     return pace

@@ -156,7 +156,7 @@ class Saves:
         if not why:
             return self._copy(state, position, facts, payloads, begun_s=begun_s)
         self._plan(position, agreed(payloads))
-        log.warning("step %d is not saved, for an earlier one is not yet: %s", position.step, why)
+        log.warning("step %d is not saved, because an earlier one is not saved yet: %s", position.step, why)
         return None
 
     def _plan(self, position: Position, pace: Pace) -> None:
@@ -302,7 +302,7 @@ class Saves:
                 if not patient:
                     raise
                 # the round has ended for all ranks, so all of them enter the next one
-                log.warning("waiting on for a save: %s", late.message)
+                log.warning("still waiting for a save: %s", late.message)
 
     def _watch(self) -> None:
         """Record how long the last save took, once it is committed."""

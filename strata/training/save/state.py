@@ -57,7 +57,7 @@ def position_of(saved: Mapping[str, Any]) -> Position:
         return Position(**{name: int(saved[name]) for name in Position.__slots__})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint does not say how far the training was: {error}",
+            f"the checkpoint has no readable training position: {error}",
             hint="it was not saved by strata.init's run; restore it with CheckpointManager",
         ) from None
 

@@ -100,7 +100,7 @@ class Preemption:
         try:
             notice = self._request(reason, member_only=False)
         except StrataError as error:  # the next held save requests it again
-            log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
+            log.error("the stop cannot be requested: %s", error)  # noqa: TRY400  # the reason says it all
             return
         if notice is not None:
             self._stopper.asked(notice)
@@ -139,7 +139,7 @@ class Preemption:
             # the end of the generation is about to arrive here too: the agent may have sent the signal because of it
             return self._ends_by_itself
         except StrataError as error:
-            log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
+            log.error("the stop cannot be requested: %s", error)  # noqa: TRY400  # the reason says it all
             return False
         if notice is not None:
             self._stopper.asked(notice)

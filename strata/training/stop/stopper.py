@@ -134,7 +134,7 @@ class Stopper:
             self._changed.notify_all()
         if first:
             grace = f"within {notice.grace_ms / 1000:g} s" if notice.has_deadline else "before another world"
-            log.warning("all ranks are asked to stop %s: %s", grace, notice.reason)
+            log.warning("all ranks are requested to stop %s: %s", grace, notice.reason)
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
             threading.Thread(target=self._keep_deadline, name="strata-stop-deadline", daemon=True).start()
 

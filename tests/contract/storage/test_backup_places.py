@@ -103,7 +103,7 @@ def test_no_file_replaces_another(place: BackupPlace) -> None:
     assert (place.read(NAME.metadata), place.names()) == (b"first", [NAME.metadata])
 
 
-def test_what_is_missing_is_an_error_and_removing_it_is_none(place: BackupPlace) -> None:
+def test_reading_a_missing_backup_fails_and_deleting_it_does_not(place: BackupPlace) -> None:
     place.prepare()
     place.delete(NAME.database)
     for look in (place.read, place.size, lambda name: list(place.pieces(name))):
@@ -138,8 +138,8 @@ def test_a_large_backup_passes_in_pieces(place: BackupPlace, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:], "is not what was written"),
-        (lambda data: data[:-1] + bytes([data[-1] ^ 128]), "is not what was written"),
+        (lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:], "has changed since the backup"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 128]), "has changed since the backup"),
         (lambda data: data[:-100], f"has {len(DATABASE) - 68} bytes, and had {len(DATABASE) + 32}"),
         (lambda data: data + b"\0", "bytes, and had"),
     ],
@@ -170,7 +170,7 @@ def test_metadata_of_another_backup_is_damage(place: BackupPlace) -> None:
     assert newest_backup(place) == first.name
 
 
-def test_what_is_unfinished_is_listed_as_such_and_is_not_the_newest(place: BackupPlace) -> None:
+def test_an_unfinished_backup_is_listed_as_unfinished_and_is_not_the_newest(place: BackupPlace) -> None:
     first = made(place, StubEtcd())
     later = backup_name("default", BEGIN + timedelta(hours=1), 4711)
     put(place, later.database, b"x" * 100)
@@ -182,7 +182,7 @@ def test_what_is_unfinished_is_listed_as_such_and_is_not_the_newest(place: Backu
     assert newest_backup(place) == first.name
 
 
-def test_a_cluster_is_asked_for_by_name(place: BackupPlace) -> None:
+def test_backups_are_listed_by_cluster_name(place: BackupPlace) -> None:
     first = made(place, StubEtcd())
     put(place, backup_name("other", BEGIN, 1).database, b"x")
     assert [each.name for each in list_backups(place, cluster="default")] == [first.name]
@@ -228,7 +228,7 @@ def test_an_upload_that_is_interrupted_leaves_nothing_there(stub: StubS3) -> Non
         (403, "AccessDenied", "AccessDenied", "the credentials may not do this here"),
     ],
 )
-def test_a_bucket_that_cannot_be_used_is_one_error_before_etcd_is_asked(
+def test_an_unusable_bucket_fails_a_backup_before_etcd_is_read(
     stub: StubS3, status: int, code: str, said: str, hint: str
 ) -> None:
     stub.fail("list", status=status, code=code, times=99)
@@ -239,7 +239,7 @@ def test_a_bucket_that_cannot_be_used_is_one_error_before_etcd_is_asked(
     assert etcd.opened == 0
 
 
-def test_metadata_that_the_server_does_not_take_leaves_nothing_that_counts(stub: StubS3) -> None:
+def test_a_backup_whose_metadata_the_server_rejects_stays_unfinished(stub: StubS3) -> None:
     place = S3BackupPlace(s3_storage(stub.url))
     stub.fail("put", status=403, times=99, key=".json")
     with pytest.raises(StorageError, match="AccessDenied"):
@@ -265,7 +265,7 @@ def test_a_place_is_a_folder_or_a_prefix_of_s3(tmp_path: Path) -> None:
         ("s3://", "names no bucket"),
     ],
 )
-def test_what_is_no_place_is_refused(text: str, said: str) -> None:
+def test_an_invalid_backup_place_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         open_place(text)
 

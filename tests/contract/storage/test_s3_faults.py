@@ -43,14 +43,14 @@ def stored(stub: StubS3, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("status", [500, 503])
-def test_a_server_in_error_is_asked_again(storage: S3Storage, stub: StubS3, status: int) -> None:
+def test_a_request_is_retried_after_a_server_error(storage: S3Storage, stub: StubS3, status: int) -> None:
     stub.fail("put", status=status, times=2)
     put(storage, "x", b"1")
     stub.fail("get", status=status, times=2)
     assert storage.read("x") == b"1"
 
 
-def test_a_server_in_error_for_good_is_an_error_that_says_so(storage: S3Storage, stub: StubS3) -> None:
+def test_a_lasting_server_error_is_raised_with_its_status(storage: S3Storage, stub: StubS3) -> None:
     stub.fail("put", status=500, times=99)
     with pytest.raises(StorageError, match="InternalError \\(500\\)") as error:
         put(storage, "x", b"1")
@@ -67,7 +67,9 @@ def test_a_conflict_is_tried_again_later(storage: S3Storage, stub: StubS3) -> No
 
 
 @pytest.mark.parametrize("already", [False, True])
-def test_a_412_for_ones_own_lost_answer_is_a_success(storage: S3Storage, stub: StubS3, already: bool) -> None:
+def test_a_412_after_a_lost_response_counts_as_success(
+    storage: S3Storage, stub: StubS3, already: bool
+) -> None:
     if already:
         put(storage, "first", b"")
     stub.fail("put", how="lost")
@@ -78,12 +80,12 @@ def test_a_412_for_ones_own_lost_answer_is_a_success(storage: S3Storage, stub: S
     assert stored(stub, "y") == b"2"
 
 
-def test_a_412_for_somebody_elses_object_is_none(storage: S3Storage, stub: StubS3) -> None:
+def test_a_412_for_another_writers_object_is_no_success(storage: S3Storage, stub: StubS3) -> None:
     assert storage.create_once("x", b"same")
     assert not s3_storage(stub.url).create_once("x", b"same")
 
 
-def test_a_server_without_conditions_is_told_of_and_still_not_overwritten(
+def test_a_server_without_conditional_writes_is_logged_and_nothing_is_overwritten(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(StubS3(conditions=False)) as stub:
@@ -98,7 +100,7 @@ def test_a_server_without_conditions_is_told_of_and_still_not_overwritten(
         assert storage.create_once("y", b"4")
 
 
-def test_a_server_that_refuses_conditions_gets_none(stub: StubS3) -> None:
+def test_conditions_are_dropped_for_a_server_that_rejects_them(stub: StubS3) -> None:
     stub.fail("put", status=501)
     storage = s3_storage(stub.url)
     assert storage.create_once("x", b"1")
@@ -127,7 +129,7 @@ def test_a_torn_answer_is_read_again(storage: S3Storage, stub: StubS3) -> None:
         (lambda s: s.source("x").read_into(0, memoryview(bytearray(1))), "get"),
     ],
 )
-def test_a_403_says_what_the_credentials_must_be_able_to_do(
+def test_a_403_error_names_the_permissions_that_the_credentials_need(
     storage: S3Storage, stub: StubS3, act: Callable[[S3Storage], object], kind: str
 ) -> None:
     put(storage, "x", b"1")
@@ -137,7 +139,7 @@ def test_a_403_says_what_the_credentials_must_be_able_to_do(
     assert "read, write, list and delete" in error.value.hint
 
 
-def test_a_bucket_that_is_not_there_is_no_missing_object(stub: StubS3) -> None:
+def test_a_missing_bucket_is_a_storage_error_not_a_missing_object(stub: StubS3) -> None:
     storage = s3_storage(stub.url, bucket="other")
     for act in (lambda: storage.read("x"), storage.list, lambda: put(storage, "x", b"1")):
         with pytest.raises(StorageError, match="NoSuchBucket") as error:
@@ -146,7 +148,7 @@ def test_a_bucket_that_is_not_there_is_no_missing_object(stub: StubS3) -> None:
         assert "create the bucket" in error.value.hint
 
 
-def test_a_server_that_is_not_there_is_an_error_with_a_hint() -> None:
+def test_an_unreachable_server_raises_an_error_with_a_hint() -> None:
     with serving(StubS3()) as stub:
         url = stub.url
     storage = s3_storage(url, attempts=2)
@@ -167,7 +169,7 @@ def test_a_server_that_never_answers_is_given_up(stub: StubS3) -> None:
         fault.until.set()
 
 
-def test_without_credentials_it_says_where_to_put_them(stub: StubS3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_an_error_with_a_hint(stub: StubS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigError, match="no credentials") as error:
@@ -199,7 +201,7 @@ def test_parts_are_whole_chunks_and_about_a_thousand_at_most() -> None:
         ("create", {"how": "lost"}),
     ],
 )
-def test_an_upload_survives_what_passes(
+def test_an_upload_survives_transient_faults(
     storage: S3Storage, stub: StubS3, kind: str, fault: dict[str, object]
 ) -> None:
     stub.fail(kind, key="f/x", **fault)  # type: ignore[arg-type]  # named in the table
@@ -218,7 +220,7 @@ def test_an_upload_that_fails_leaves_nothing(storage: S3Storage, stub: StubS3, k
 
 @pytest.mark.parametrize("status", [400, 403, 409, 412])
 @pytest.mark.parametrize("kind", ["create", "part", "complete"])
-def test_an_upload_that_is_refused_says_how_and_leaves_nothing(
+def test_a_refused_upload_names_its_object_and_status_and_leaves_nothing(
     storage: S3Storage, stub: StubS3, kind: str, status: int
 ) -> None:
     stub.fail(kind, status=status, times=999, key="f/x")
@@ -229,7 +231,7 @@ def test_an_upload_that_is_refused_says_how_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("kind", ["create", "part", "complete", "head"])
-def test_a_404_while_it_is_written_is_no_missing_object(storage: S3Storage, stub: StubS3, kind: str) -> None:
+def test_a_404_during_an_upload_is_not_a_missing_object(storage: S3Storage, stub: StubS3, kind: str) -> None:
     """For example, a lifecycle rule aborted the upload: the upload is missing, not an object that a caller reads."""
     put(storage, "first", b"")
     looked = stub.count("head")
@@ -262,7 +264,7 @@ def test_an_upload_that_is_never_answered_is_given_up(stub: StubS3, kind: str) -
         fault.until.set()
 
 
-def test_a_large_object_that_was_taken_meanwhile_is_not_ones_own(storage: S3Storage, stub: StubS3) -> None:
+def test_a_failed_upload_does_not_claim_another_writers_object(storage: S3Storage, stub: StubS3) -> None:
     sink = storage.sink("f/x")
     sink.begin(len(LARGE))
     sink.write_at(0, LARGE)
@@ -283,7 +285,7 @@ def test_a_given_up_upload_is_aborted(storage: S3Storage, stub: StubS3) -> None:
     assert (stub.objects, stub.uploads) == ({}, {})
 
 
-def test_a_failed_upload_is_told_at_the_next_write(storage: S3Storage, stub: StubS3) -> None:
+def test_the_error_of_a_failed_upload_is_raised_by_a_later_write(storage: S3Storage, stub: StubS3) -> None:
     stub.fail("create", status=403, key="f/x")
     sink = storage.sink("f/x")
     sink.begin(len(LARGE))
@@ -298,7 +300,7 @@ def test_a_failed_upload_is_told_at_the_next_write(storage: S3Storage, stub: Stu
     sink.abort()
 
 
-def test_what_is_writable_is_the_callers_own_again_at_once(storage: S3Storage, stub: StubS3) -> None:
+def test_a_writable_block_is_copied_and_may_be_reused_at_once(storage: S3Storage, stub: StubS3) -> None:
     sink = storage.sink("f/x")
     sink.begin(len(LARGE))
     mine = bytearray(LARGE[CHUNK_BYTES:])
@@ -316,7 +318,7 @@ class Chunk(bytearray):
     """Memory whose release can be observed."""
 
 
-def test_an_upload_keeps_no_chunk_but_what_is_under_way(storage: S3Storage, stub: StubS3) -> None:
+def test_an_upload_keeps_only_chunks_in_flight(storage: S3Storage, stub: StubS3) -> None:
     """A copy to remote storage reads each chunk into new memory; kept chunks would add up to the image."""
     count = 2 * PARTS_AT_ONCE
     sink = storage.sink("f/x")
@@ -334,7 +336,7 @@ def test_an_upload_keeps_no_chunk_but_what_is_under_way(storage: S3Storage, stub
     assert stored(stub, "f/x") == b"".join(bytes([number]) * CHUNK_BYTES for number in range(count))
 
 
-def test_who_interrupts_an_upload_is_told_of_no_storage(
+def test_an_interrupted_upload_raises_keyboard_interrupt_and_no_storage_error(
     storage: S3Storage, stub: StubS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = storage.sink("f/x")
@@ -359,7 +361,7 @@ def leave_an_upload(storage: S3Storage, stub: StubS3, name: str) -> None:
     client.create_multipart_upload(Bucket=stub.bucket, Key=f"checkpoints/run 1/{name}")
 
 
-def test_incomplete_uploads_go_with_their_folder(storage: S3Storage, stub: StubS3) -> None:
+def test_deleting_a_folder_aborts_its_incomplete_uploads(storage: S3Storage, stub: StubS3) -> None:
     leave_an_upload(storage, stub, "f/x")
     leave_an_upload(storage, stub, "other/x")
     storage.delete_folder("f")
@@ -374,7 +376,7 @@ def test_old_incomplete_uploads_are_swept_with_the_first_write(storage: S3Storag
     assert [u.key for u in stub.uploads.values()] == ["checkpoints/run 1/f/young"]
 
 
-def test_a_server_that_does_not_list_uploads_costs_nothing_but_a_line(
+def test_a_server_that_cannot_list_uploads_still_serves_writes_and_deletes(
     storage: S3Storage, stub: StubS3
 ) -> None:
     stub.fail("uploads", status=501, times=99)
@@ -383,7 +385,7 @@ def test_a_server_that_does_not_list_uploads_costs_nothing_but_a_line(
     storage.delete_folder("f")
 
 
-def test_a_hold_that_nobody_renews_ends(storage: S3Storage, stub: StubS3) -> None:
+def test_a_hold_that_is_not_renewed_expires_for_other_processes(storage: S3Storage, stub: StubS3) -> None:
     storage.create_once("claims/1", b"")
     storage.hold("claims/1")
     other = s3_storage(stub.url)
@@ -419,7 +421,7 @@ def test_a_flipped_bit_in_the_bucket_is_found(storage: S3Storage, stub: StubS3) 
             load(storage, catalog.folder(saved), manifest_digest=saved.manifest_digest, rank=0)
 
 
-def test_an_image_that_is_cut_or_gone_is_corrupt(storage: S3Storage, stub: StubS3) -> None:
+def test_a_truncated_or_missing_image_is_corrupt(storage: S3Storage, stub: StubS3) -> None:
     catalog = local_catalog(storage)
     saved = save(storage, catalog, {"weights": LARGE}, 1)
     key, image = next((k, o) for k, o in stub.objects.items() if k.endswith(".safetensors"))
@@ -438,7 +440,7 @@ def test_a_torn_range_is_read_again(storage: S3Storage, stub: StubS3) -> None:
     assert [bytes(data) for data in loaded.saved.data.values()] == [LARGE]
 
 
-def test_another_try_of_an_upload_begins_anew_whatever_became_of_the_first(
+def test_a_retried_upload_replaces_its_first_try_even_if_that_was_complete(
     storage: S3Storage, stub: StubS3
 ) -> None:
     """The first try may be complete without the process knowing: its answer was lost, and then the server went away."""
@@ -461,7 +463,7 @@ def test_another_try_of_an_upload_begins_anew_whatever_became_of_the_first(
         put(storage, "x", data)
 
 
-def test_another_try_leaves_what_somebody_else_has_made_meanwhile(storage: S3Storage, stub: StubS3) -> None:
+def test_a_retried_upload_does_not_replace_another_writers_object(storage: S3Storage, stub: StubS3) -> None:
     fault = stub.fail("put", status=503, times=99, key="x")
     with pytest.raises(StorageError) as caught:
         put(storage, "x", b"1")

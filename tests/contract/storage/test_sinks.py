@@ -87,7 +87,7 @@ def test_a_large_object_may_come_backwards(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("size", [1, LARGE_BYTES])
-def test_an_aborted_object_never_was(storage: Storage, size: int) -> None:
+def test_an_aborted_object_does_not_exist(storage: Storage, size: int) -> None:
     sink = storage.sink("a/x")
     sink.begin(size)
     sink.write_at(0, b"x")
@@ -114,12 +114,12 @@ def test_a_finished_object_is_not_replaced(storage: Storage, size: int) -> None:
     assert storage.read("x") == b"1" * size
 
 
-def test_an_empty_object_is_an_object(storage: Storage) -> None:
+def test_an_empty_object_can_be_stored(storage: Storage) -> None:
     put(storage, "x", b"")
     assert (storage.read("x"), storage.size("x"), storage.exists("x")) == (b"", 0, True)
 
 
-def test_reading_goes_as_far_as_there_is(storage: Storage) -> None:
+def test_a_read_past_the_end_returns_only_existing_bytes(storage: Storage) -> None:
     put(storage, "x", b"0123456789")
     buffer = memoryview(bytearray(4))
     source = storage.source("x")
@@ -131,7 +131,7 @@ def test_reading_goes_as_far_as_there_is(storage: Storage) -> None:
     source.close()
 
 
-def test_what_is_larger_than_any_document_is_not_read_whole(storage: Storage) -> None:
+def test_an_object_above_the_document_limit_is_not_read_whole(storage: Storage) -> None:
     put(storage, "f/document", b"d" * 1000)
     assert storage.read("f/document") == b"d" * 1000
     put(storage, "f/large", bytes(MAX_DOCUMENT_BYTES + 1))
@@ -143,7 +143,9 @@ def test_what_is_larger_than_any_document_is_not_read_whole(storage: Storage) ->
     source.close()
 
 
-def test_of_many_that_create_once_one_is_first(storage: Storage, request: pytest.FixtureRequest) -> None:
+def test_exactly_one_of_many_concurrent_creates_succeeds(
+    storage: Storage, request: pytest.FixtureRequest
+) -> None:
     if "rclone" in request.node.name:
         pytest.skip("rclone serve s3 does not honour If-None-Match; Strata says so in its log")
     together, made = threading.Barrier(8), []
@@ -162,7 +164,7 @@ def test_of_many_that_create_once_one_is_first(storage: Storage, request: pytest
     assert storage.list("f") == ["once"]
 
 
-def test_what_is_there_is_not_created_again(storage: Storage) -> None:
+def test_create_once_never_replaces_an_existing_object(storage: Storage) -> None:
     assert storage.create_once("f/once", b"1")
     assert not storage.create_once("f/once", b"2")
     assert storage.create_once("f/other", b"3")
@@ -170,7 +172,7 @@ def test_what_is_there_is_not_created_again(storage: Storage) -> None:
     assert storage.read("f/once") == b"1"
 
 
-def test_what_is_missing_says_so_and_may_be_deleted(storage: Storage) -> None:
+def test_a_missing_object_raises_on_read_and_may_be_deleted(storage: Storage) -> None:
     for read in (storage.read, storage.size):
         with pytest.raises(ObjectMissing):
             read("no/such")
@@ -181,7 +183,7 @@ def test_what_is_missing_says_so_and_may_be_deleted(storage: Storage) -> None:
     assert storage.list("no") == []
 
 
-def test_a_folder_goes_only_when_its_objects_are_gone(storage: Storage) -> None:
+def test_a_folder_is_deleted_only_once_it_is_empty(storage: Storage) -> None:
     put(storage, "f/x", b"1")
     with pytest.raises(StorageError):
         storage.delete_folder("f")
@@ -190,14 +192,14 @@ def test_a_folder_goes_only_when_its_objects_are_gone(storage: Storage) -> None:
     assert not storage.exists("f")
 
 
-def test_a_name_never_leaves_the_storage(storage: Storage) -> None:
+def test_a_name_that_leads_out_of_the_storage_is_rejected(storage: Storage) -> None:
     for name in ("", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a\0b"):
         for use in (storage.read, storage.sink, storage.delete, storage.exists, storage.source):
             with pytest.raises(InvalidArgument):
                 use(name)
 
 
-def test_a_held_object_is_held_until_it_is_let_go(storage: Storage) -> None:
+def test_a_hold_on_an_object_lasts_until_its_release(storage: Storage) -> None:
     storage.create_once("claims/1", b"")
     assert not storage.is_held("claims/1")
     assert not storage.is_held("claims/none")

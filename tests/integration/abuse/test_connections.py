@@ -45,7 +45,7 @@ def http_port(of: Victim) -> int:
     ],
     ids=["handshakes", "handshakes over HTTP", "silence", "idle strangers"],
 )
-async def test_connections_that_ask_for_nothing_take_nothing_from_others(
+async def test_idle_connections_take_nothing_from_other_clients(
     secured: Victim,
     attack: str,
     port: Callable[[Victim], int],
@@ -62,7 +62,7 @@ async def test_connections_that_ask_for_nothing_take_nothing_from_others(
     assert_bounded(report)
 
 
-async def test_prefaces_and_silence_take_nothing_from_others(
+async def test_prefaces_and_silent_connections_do_not_disturb_other_clients(
     plain: Victim, record_property: Callable[[str, object], None]
 ) -> None:
     async with legitimate(plain) as load:
@@ -73,7 +73,7 @@ async def test_prefaces_and_silence_take_nothing_from_others(
 
 
 @pytest.mark.parametrize(("connections", "times"), [(1, 1), (12, 3)])
-async def test_streams_that_are_reset_take_nothing_from_others(
+async def test_reset_streams_do_not_disturb_other_clients(
     plain: Victim, connections: int, times: int, record_property: Callable[[str, object], None]
 ) -> None:
     async with legitimate(plain) as load:

@@ -79,7 +79,7 @@ async def attacked(victim: Victim, program: str, role: Role, id: str, *what: str
     ("method", "connections"),
     [("Datasets/ListDatasets", 1), ("Datasets/ListDatasets", 12), ("Watch/Watch", 4)],
 )
-async def test_answers_that_nobody_reads_take_nothing_from_others(
+async def test_unread_answers_do_not_affect_other_clients(
     plain: Victim, method: str, connections: int, record_property: Callable[[str, object], None]
 ) -> None:
     async with legitimate(plain) as load:
@@ -90,7 +90,7 @@ async def test_answers_that_nobody_reads_take_nothing_from_others(
     assert all(report.said["calls"] > 0.8 * 500 * SECONDS for report in reports), reports
 
 
-async def test_replies_on_sessions_that_nobody_reads_take_nothing_from_others(
+async def test_unread_session_replies_do_not_affect_other_clients(
     plain: Victim, record_property: Callable[[str, object], None]
 ) -> None:
     """The previous release held 1,042 MiB for 16 such sessions, for as long as the member stayed."""

@@ -199,7 +199,7 @@ CASES: Final[list[Case]] = [
         name="a generation that is not there yet",
         error=Refused,
         says="no such generation yet",
-        hint="ask for the world first",
+        hint="read the world first",
         request=lambda p: arrival(p, generation=10**9),
         status=Code.FAILED_PRECONDITION,
     ),

@@ -25,7 +25,7 @@ def having(way: str) -> pytest.MarkDecorator:
 
 
 @having("library")
-def test_in_the_library(case: Case, there: Place) -> None:
+def test_the_library_rejects_bad_input(case: Case, there: Place) -> None:
     assert case.library is not None
     with pytest.raises(StrataError) as caught:
         case.library(there)
@@ -34,7 +34,7 @@ def test_in_the_library(case: Case, there: Place) -> None:
 
 
 @having("request")
-def test_as_a_bare_request(case: Case, there: Place) -> None:
+def test_coordinators_reject_bad_raw_requests(case: Case, there: Place) -> None:
     assert case.request is not None
     for coordinator in there.cluster.coordinators:
         status, error, packed = refusal(coordinator.address, case.request(there))
@@ -45,7 +45,7 @@ def test_as_a_bare_request(case: Case, there: Place) -> None:
 
 
 @having("command")
-def test_on_the_command_line(case: Case, there: Place) -> None:
+def test_the_command_line_rejects_bad_input(case: Case, there: Place) -> None:
     assert case.command is not None
     code, output = run_strata(*case.command(there), env=None)
     assert code == case.exit, output

@@ -55,7 +55,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE)
-def test_what_is_no_grpc_harms_nobody(sent: bytes, there: Place) -> None:
+def test_bytes_that_are_no_grpc_harm_no_replica(sent: bytes, there: Place) -> None:
     for coordinator in there.cluster.coordinators:
         host, port = coordinator.address.split(":")
         with (
@@ -88,7 +88,7 @@ def unicode(name: str) -> bytes:
     return b"\x0a" + bytes([len(name) + 2]) + b"\xff\xfe" + name.encode()
 
 
-def test_ids_that_are_no_text_are_refused(there: Place) -> None:
+def test_ids_that_are_not_text_are_refused(there: Place) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         send(there.cluster.coordinators[0].address, "/strata.v1.Worlds/GetJob", unicode("x"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -96,7 +96,7 @@ def test_ids_that_are_no_text_are_refused(there: Place) -> None:
     there.check()
 
 
-def test_a_method_that_is_not_there(there: Place) -> None:
+def test_an_unknown_method_is_unimplemented(there: Place) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         send(there.cluster.coordinators[0].address, "/strata.v1.Worlds/Nothing", b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -158,7 +158,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("path", "up"), [case[1:] for case in STREAMS], ids=[case[0] for case in STREAMS])
-def test_a_stream_that_makes_no_sense_ends_alone(path: str, up: Up, there: Place) -> None:
+def test_a_malformed_stream_ends_without_affecting_others(path: str, up: Up, there: Place) -> None:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(there.cluster.coordinators[0].address, options=options) as channel:
         call: Any = channel.stream_stream(path)(iter(up(there)), timeout=8)  # type: ignore[arg-type]  # no serializer: raw bytes

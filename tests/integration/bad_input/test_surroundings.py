@@ -79,7 +79,7 @@ def test_etcd_below_3_4_is_refused(version: str) -> None:
         )
 
 
-def test_etcd_that_is_not_there_is_waited_for_and_then_named() -> None:
+def test_a_coordinator_waits_for_an_unreachable_etcd_and_then_names_it() -> None:
     said_and_code(
         *("coordinator", "--etcd", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--replica", "x"),
         error="etcd did not answer within 1 s",
@@ -90,7 +90,7 @@ def test_etcd_that_is_not_there_is_waited_for_and_then_named() -> None:
 
 
 @pytest.mark.slow
-def test_etcd_without_a_quorum(start_cluster: StartCluster) -> None:
+def test_without_an_etcd_quorum_replicas_serve_reads_and_fail_writes(start_cluster: StartCluster) -> None:
     """Replicas serve reads from their view, fail writes with `Unavailable`, and declare no member dead."""
     cluster = start_cluster(etcd_members=3, coordinators=2)
     where = cluster.endpoints
@@ -155,7 +155,7 @@ except StrataError as error:
 """
 
 
-def test_a_folder_that_is_read_only(tmp_path: Path, etcd_bin: Path) -> None:
+def test_a_read_only_folder_is_an_error_without_a_traceback(tmp_path: Path, etcd_bin: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     probe = read_only(folder, "touch", str(folder / "x"))
@@ -199,7 +199,7 @@ with strata.connect(sys.argv[1], job="forks", worker_id="f0") as client:
 """
 
 
-def test_a_call_from_a_forked_child(cluster: LocalCluster) -> None:
+def test_a_call_from_a_forked_child_is_a_config_error(cluster: LocalCluster) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKS, cluster.endpoints],
         capture_output=True,
@@ -295,7 +295,7 @@ class Shown:
     ],
     ids=lambda shown: f"{shown.name}{' as ' + shown.worker if shown.worker != 'w0' else ''}",
 )
-def test_who_shows_the_wrong_thing(shown: Shown, secured: Secured) -> None:
+def test_wrong_credentials_are_refused_with_a_hint(shown: Shown, secured: Secured) -> None:
     where = secured.cluster.endpoints
     address = f"http://{where}" if shown.plain else where
     credentials = None if shown.plain else secured.credentials(shown.name)

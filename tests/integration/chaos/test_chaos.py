@@ -92,7 +92,7 @@ def chaos(tmp_path: Path, etcd_bin: Path) -> Iterator[Chaos]:
 
 
 @pytest.mark.slow
-def test_a_run_passes_and_is_judged_the_same_again(chaos: Chaos) -> None:
+def test_a_passing_run_gets_the_same_verdict_when_judged_again(chaos: Chaos) -> None:
     script = fault("kill-leader", 1, 3) + fault("etcd-leader-change", 6, 1)
     expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
 
@@ -118,7 +118,7 @@ def test_a_run_passes_and_is_judged_the_same_again(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
+def test_a_failed_expectation_is_exit_1(chaos: Chaos) -> None:
     """The scenario is made to fail: its fault kills a member that its expectation requires to live."""
     scenario = BARRIERS + fault("kill-member", 1, 2) + "\n[expect]\nno_member_dies = true\n"
 
@@ -132,7 +132,7 @@ def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
+def test_a_run_whose_fault_had_no_effect_exits_with_2(chaos: Chaos) -> None:
     """This scenario has no ranks under an agent, so the fault finds no target."""
     scenario = BARRIERS + fault("kill-rank", 1, 1)
 
@@ -172,7 +172,7 @@ def test_a_lost_etcd_is_restored_under_load(chaos: Chaos, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_restore_that_adopts_nothing_newer_is_a_violation(chaos: Chaos) -> None:
+def test_a_restore_that_misses_newer_checkpoints_is_a_violation(chaos: Chaos) -> None:
     """The fault breaks the restore on purpose: the command gets no storage root, so it finds no newer checkpoints."""
     scenario = BARRIERS + SAVES + fault("restore-without-storage", 3, 1)
 
@@ -183,7 +183,7 @@ def test_a_restore_that_adopts_nothing_newer_is_a_violation(chaos: Chaos) -> Non
     assert "restores/committed-kept" in found
 
 
-def test_a_run_that_breaks_down_is_exit_3(chaos: Chaos) -> None:
+def test_a_run_that_breaks_down_exits_with_3(chaos: Chaos) -> None:
     scenario = BARRIERS.replace('"barriers"', '"no_such_program"') + fault("kill-leader", 1, 1)
 
     code = chaos.ended(chaos.run(scenario, "--backend", "process"))
@@ -202,7 +202,7 @@ def test_a_run_that_breaks_down_is_exit_3(chaos: Chaos) -> None:
         ("check", "nowhere"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_a_hint(chaos: Chaos, words: tuple[str, ...]) -> None:
+def test_invalid_arguments_are_refused_with_a_hint(chaos: Chaos, words: tuple[str, ...]) -> None:
     code = chaos.ended(chaos.start(*words))
 
     assert code == 3, chaos.said()
@@ -212,7 +212,7 @@ def test_what_cannot_be_run_is_refused_with_a_hint(chaos: Chaos, words: tuple[st
 
 
 @pytest.mark.journey
-def test_ctrl_c_ends_a_run_in_good_order(chaos: Chaos) -> None:
+def test_ctrl_c_heals_the_faults_and_ends_the_run(chaos: Chaos) -> None:
     running = chaos.run(
         BARRIERS + fault("freeze-leader", 1, 100), "--duration", "110", "--backend", "process"
     )
@@ -259,7 +259,7 @@ def test_no_namespace_outlives_a_run_that_is_killed(chaos: Chaos) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("netns")
-def test_replicas_that_reject_each_other_harm_nobody(chaos: Chaos) -> None:
+def test_replicas_that_reject_each_other_harm_no_member_or_barrier(chaos: Chaos) -> None:
     expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
     scenario = BARRIERS + fault("reject-pair", 1, 5) + expect
 
@@ -285,7 +285,7 @@ def test_members_whose_sessions_are_reset_come_back_within_the_grace(chaos: Chao
     assert "packets met by the rules" in injury["evidence"]
 
 
-def test_the_sweeper_removes_what_a_dead_process_left(
+def test_the_sweeper_removes_the_namespace_of_a_dead_process(
     netns: None,
     left_behind: Callable[[], str],
 ) -> None:

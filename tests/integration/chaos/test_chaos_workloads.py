@@ -99,7 +99,7 @@ def kill_leader(cluster: LocalCluster) -> None:
     leader.child.join()
 
 
-def test_nothing_is_wrong_with_the_run(folder: Path) -> None:
+def test_the_recorded_run_passes_every_checker(folder: Path) -> None:
     verdict = judge(folder)
     assert verdict.result is Result.PASS, verdict.summary()
     judged = {f"{each.checker}/{each.rule}": each.judged for each in verdict.coverage}
@@ -132,5 +132,5 @@ def test_one_changed_line_is_a_violation(folder: Path, tmp_path: Path) -> None:
     verdict = judge(copy)
     assert verdict.result is Result.VIOLATION
     (violation,) = [v for v in verdict.violations if v.checker == "barriers"]
-    assert violation.rule == "told-alike"
+    assert violation.rule == "release-matches-etcd"
     assert violation.evidence[0].startswith(f"{file.name}:{number + 1}: ")

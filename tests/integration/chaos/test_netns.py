@@ -82,7 +82,7 @@ def rule(host: Host, peer: Host, *, inbound: bool, reject: bool = False) -> Rule
     return Rule(host=host.name, peer=peer.address, inbound=inbound, reject=reject)
 
 
-def test_dropped_packets_are_silence_and_counted(pair: Pair) -> None:
+def test_a_cut_drops_packets_silently_and_counts_them(pair: Pair) -> None:
     pair.network.cut("f1", [rule(pair.one, pair.two, inbound=way) for way in (True, False)])
     assert pair.network.packets("f1") == {pair.one.name: 0}
 
@@ -94,7 +94,7 @@ def test_dropped_packets_are_silence_and_counted(pair: Pair) -> None:
     assert pair.network.packets("f1") == {}
 
 
-def test_rejected_packets_say_that_nobody_is_there(pair: Pair) -> None:
+def test_rejected_packets_read_as_connection_refused(pair: Pair) -> None:
     """The fault `reject-pair` uses the same rules."""
     hosts = ((pair.one, pair.two), (pair.two, pair.one))
     pair.network.cut("f2", [rule(host, peer, inbound=False, reject=True) for host, peer in hosts])
@@ -118,7 +118,7 @@ def test_two_cuts_do_not_mend_each_other(pair: Pair) -> None:
     assert pair.reach(pair.one, pair.two) == "reached"
 
 
-def test_what_the_hosts_cannot_say_we_still_hear(pair: Pair) -> None:
+def test_the_observer_still_reaches_hosts_that_a_cut_separates(pair: Pair) -> None:
     """The observer and health checks use an address that no rule names, so a cut does not affect them."""
     pair.network.cut("f5", [rule(pair.one, pair.two, inbound=way) for way in (True, False)])
 

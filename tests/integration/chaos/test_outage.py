@@ -71,7 +71,7 @@ def longest_gap(events: list[Event]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_all_coordinators_down_for_30_s(
+def test_ranks_step_on_through_30_s_without_coordinators(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     meet = tmp_path / "meet"
@@ -111,7 +111,7 @@ def test_all_coordinators_down_for_30_s(
 
 
 @pytest.mark.slow
-def test_of_all_coordinators_that_are_lost_only_one_comes_back(
+def test_members_reconnect_if_only_one_of_all_lost_coordinators_returns(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     """Its members last learned of the other two replicas; they must still reconnect to this one in time."""
@@ -145,7 +145,7 @@ def test_of_all_coordinators_that_are_lost_only_one_comes_back(
     finish(until, *pair)
 
 
-def test_a_rank_that_dies_during_the_outage_is_told_after_it(
+def test_a_rank_that_dies_during_the_outage_is_reported_after_it(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -167,7 +167,7 @@ def test_a_rank_that_dies_during_the_outage_is_told_after_it(
 
 
 @pytest.mark.slow
-def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_begun_again(
+def test_a_standalone_process_killed_before_its_exit_is_received_can_be_restarted(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -189,7 +189,7 @@ def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_
     for coordinator in breakable.coordinators:
         coordinator.child.join()
     until.touch()
-    record.wait_line("no coordinator hears how this rank ended")
+    record.wait_line("no coordinator receives how this rank ended")
     first.signal(signal.SIGTERM)
     assert first.join(EXIT_REPORT_S / 2) == -signal.SIGTERM, "at once"
     for coordinator in breakable.coordinators:
@@ -201,7 +201,7 @@ def test_a_standalone_process_that_a_signal_ends_before_its_end_is_heard_may_be_
 
 
 @pytest.mark.timeout(180)
-def test_each_coordinator_is_killed_in_turn_while_barriers_go_on(
+def test_barriers_continue_while_each_coordinator_is_killed_in_turn(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -251,7 +251,7 @@ def test_a_rolling_restart_of_all_coordinators_fails_nothing(
 
 @pytest.mark.timeout(180)
 @pytest.mark.journey
-def test_each_etcd_member_is_killed_in_turn_while_barriers_go_on(
+def test_barriers_continue_while_each_etcd_member_is_killed_in_turn(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -268,7 +268,7 @@ def test_each_etcd_member_is_killed_in_turn_while_barriers_go_on(
 
 
 @pytest.mark.timeout(180)
-def test_a_frozen_leader_holds_nobody_up_for_long(
+def test_a_frozen_leader_is_replaced_while_training_goes_on(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"

@@ -85,7 +85,7 @@ def test_a_killed_rank_costs_nothing_beyond_the_last_checkpoint(
     check_storage(tmp_path, nodes.job, records)
 
 
-def test_saves_go_on_while_coordinators_die(
+def test_saves_continue_while_coordinators_die(
     start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     cluster = start_cluster(coordinators=3)

@@ -128,7 +128,7 @@ def test_a_disk_that_turns_read_only_can_still_be_read(mounts: None, tmp_path: P
     ],
     ids=["write", "sync", "rename"],
 )
-def test_errors_of_the_device_are_told_and_what_was_committed_is_good(
+def test_device_errors_fail_the_save_and_committed_checkpoints_stay_good(
     need: Need, tmp_path: Path, calls: str, when: str
 ) -> None:
     strace = shutil.which("strace")
@@ -162,9 +162,7 @@ def test_errors_of_the_device_are_told_and_what_was_committed_is_good(
         assert manager.latest_step() == 50, "on a disk that is sound again saves go on"
 
 
-def test_a_file_system_without_direct_input_and_output_is_written_as_others_are(
-    need: Need, tmp_path: Path
-) -> None:
+def test_saves_succeed_on_a_file_system_without_direct_io(need: Need, tmp_path: Path) -> None:
     strace = shutil.which("strace")
     need("strace", strace is not None, "install strace")
     program = MANAGER + MANY_SAVES.replace("100_000", "3_000_000")  # small saves use the page cache anyway

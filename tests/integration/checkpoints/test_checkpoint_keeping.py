@@ -33,7 +33,7 @@ def until(client: CoordinatorClient, states: Mapping[int, int]) -> None:
     )
 
 
-def test_the_leader_marks_by_the_rules_and_waits_for_who_reads(
+def test_the_leader_marks_checkpoints_by_the_rules_and_waits_for_readers(
     cluster: LocalCluster, nodes: Nodes, tmp_path: Path
 ) -> None:
     commands = trained(cluster, nodes, tmp_path, "--steps", "20")
@@ -56,7 +56,7 @@ def test_the_leader_marks_by_the_rules_and_waits_for_who_reads(
 
 
 @pytest.mark.journey
-def test_a_fork_trains_on_and_keeps_its_source_until_it_needs_it_no_more(
+def test_a_fork_keeps_its_source_checkpoint_while_it_needs_it(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     source = trained(cluster, nodes, tmp_path, "--steps", "20")
@@ -76,7 +76,7 @@ def test_a_fork_trains_on_and_keeps_its_source_until_it_needs_it_no_more(
         until(client, {5: DELETING, 10: DELETING, 15: DELETING, 20: COMMITTED})
 
 
-def test_a_running_job_goes_back_and_saves_on(
+def test_a_running_job_rewinds_and_saves_again(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     nodes.run(cluster.endpoints, "saving", "--storage", str(tmp_path), "--steps", "40", "--pace-s", "0.1")

@@ -138,32 +138,32 @@ def saved(tmp_path: Path, *kinds: str, strided: bool = False, **settings: object
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_the_measure_sees_copies_that_were_let_go_of(copies: int) -> None:
+def test_the_peak_memory_measurement_counts_freed_copies(copies: int) -> None:
     found = peak_bytes(f"measured(lambda: [arrays(value) for value in range({copies})])")
     assert abs(found - copies * STATE_BYTES) <= ROUNDING_BYTES
 
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("kind", ["full", "incremental"])
-def test_a_save_takes_one_copy(tmp_path: Path, kind: str, strided: bool) -> None:
+def test_a_save_holds_one_copy_of_the_state_in_memory(tmp_path: Path, kind: str, strided: bool) -> None:
     assert saved(tmp_path, kind, strided=strided) <= STATE_BYTES + ROUNDING_BYTES
 
 
 @pytest.mark.parametrize("kinds", [("full", "full", "full"), ("full", "incremental")])
-def test_saves_that_overlap_take_two_however_many_are_asked_for(
+def test_overlapping_saves_take_at_most_two_copies_of_the_state(
     tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
     assert STATE_BYTES < saved(tmp_path, *kinds) <= 2 * STATE_BYTES + ROUNDING_BYTES
 
 
 @pytest.mark.parametrize("kind", ["full", "incremental"])
-def test_with_little_memory_a_save_takes_what_its_threads_work_in(tmp_path: Path, kind: str) -> None:
+def test_a_low_memory_save_takes_only_its_threads_buffers(tmp_path: Path, kind: str) -> None:
     found = saved(tmp_path, kind, low_memory=True)
     assert found <= ROOMS_BYTES + ROUNDING_BYTES, "which does not grow with the state"
     assert found <= 1.1 * STATE_BYTES
 
 
-def test_with_little_memory_what_does_not_lie_as_it_is_written_is_copied_once(tmp_path: Path) -> None:
+def test_a_low_memory_save_copies_a_strided_tensor_once(tmp_path: Path) -> None:
     found = saved(tmp_path, "full", low_memory=True, strided=True)
     assert found <= 1.1 * STATE_BYTES + ROUNDING_BYTES
 
@@ -178,6 +178,8 @@ ELSEWHERE = ["far", [2], 30]
     [[], [NEAR], [NEAR, ELSEWHERE], [NEAR, FAR], [["near", [1, 2], 31], ["far", [1, 2], 31]]],
     ids=["whole", "near", "patched", "step before", "lost"],
 )
-def test_a_restore_takes_no_more_for_what_is_damaged(tmp_path: Path, damage: object, catalog: str) -> None:
+def test_a_damaged_checkpoint_does_not_raise_the_memory_of_a_restore(
+    tmp_path: Path, damage: object, catalog: str
+) -> None:
     found = peak_bytes(RESTORES, str(tmp_path), json.dumps(damage), catalog)
     assert found <= STATE_BYTES + ROOMS_BYTES + ROUNDING_BYTES

@@ -53,7 +53,7 @@ def test_three_ranks_store_model_and_optimizer_once(
 
 
 @pytest.mark.slow
-def test_a_trainer_with_all_its_parts_is_stored_once_and_goes_on_bit_by_bit(
+def test_a_full_trainer_is_stored_once_and_resumes_bit_for_bit(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     disturbed, undisturbed = nodes.job, f"{nodes.job}-undisturbed"

@@ -90,7 +90,7 @@ with strata.CheckpointManager(sys.argv[1]) as ckpt:
 
 
 @pytest.mark.journey
-def test_what_torch_saved_numpy_restores_without_torch(tmp_path: Path) -> None:
+def test_numpy_restores_a_torch_checkpoint_without_torch(tmp_path: Path) -> None:
     assert run(TORCH_SAVES, str(tmp_path)) == (0, "")
     assert run(NUMPY_READS, str(tmp_path), blocked=("torch",)) == (0, "")
 
@@ -119,9 +119,9 @@ ckpt.save(b"x", 1, progress=full)
 """
 
 
-def test_a_failure_that_nobody_asked_for_is_told_at_the_end(tmp_path: Path) -> None:
+def test_an_unread_save_failure_is_reported_at_exit(tmp_path: Path) -> None:
     _, output = run(FAILS_UNSEEN, str(tmp_path))
-    assert "nobody was told that the save of step 1 failed: disk full" in output
+    assert "the save of step 1 failed, and no call reported it: disk full" in output
 
 
 SILENT = """
@@ -152,12 +152,12 @@ ckpt.save(b"x", 1)
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        (FAILS_UNSEEN, "nobody was told that the save of step 1 failed: disk full"),
-        (FAILS_AFTERWARDS, "nobody was told what failed after a save: no room to tidy"),
+        (FAILS_UNSEEN, "the save of step 1 failed, and no call reported it: disk full"),
+        (FAILS_AFTERWARDS, "an error after a save, which no call reported: no room to tidy"),
         (COPIES_NOWHERE, "steps [1] are not in file://"),
     ],
 )
-def test_what_nobody_asked_for_is_told_at_the_end_though_nothing_is_logged(
+def test_unread_failures_are_printed_at_exit_even_with_logging_off(
     tmp_path: Path, program: str, told: str
 ) -> None:
     code, output = run(SILENT + program, str(tmp_path))
@@ -191,7 +191,7 @@ def test_a_save_at_the_end_needs_no_new_thread(tmp_path: Path, settings: str, ea
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_process_that_saves_are_left_alone(tmp_path: Path, method: str) -> None:
+def test_worker_processes_run_beside_a_checkpoint_manager(tmp_path: Path, method: str) -> None:
     program = f"""
 import multiprocessing, os, sys
 import strata
@@ -206,7 +206,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.journey
-def test_the_pages_examples_run_as_they_stand(tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run_unchanged(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "checkpoints.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = "\n".join(blocks).replace("/tmp/notes-checkpoints", str(tmp_path))

@@ -61,7 +61,7 @@ def folders(stub: StubS3) -> list[str]:
 
 
 @pytest.mark.journey
-def test_a_training_saves_to_s3_and_goes_on_from_there(stub: StubS3) -> None:
+def test_a_training_saves_to_s3_and_resumes_from_it(stub: StubS3) -> None:
     with in_s3(stub, keep_count=2) as manager:
         assert manager.restore(state(0)) is None
         for step in (1, 2):
@@ -96,7 +96,7 @@ def test_a_large_save_at_the_end_of_the_process_needs_no_new_thread(
     assert stub.uploads == {}
 
 
-def test_a_save_that_s3_refuses_is_raised_and_the_one_before_stays(stub: StubS3) -> None:
+def test_a_save_refused_by_s3_raises_and_keeps_the_previous_checkpoint(stub: StubS3) -> None:
     manager = in_s3(stub)
     manager.save_state(state(1), 1).wait(LIMIT_S)
     stub.fail("part", status=403, times=99)
@@ -109,7 +109,7 @@ def test_a_save_that_s3_refuses_is_raised_and_the_one_before_stays(stub: StubS3)
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchBucket")])
-def test_what_s3_does_not_hand_out_is_an_error_and_no_older_step_is_taken(
+def test_an_s3_read_error_fails_the_restore_and_no_older_step_is_restored(
     stub: StubS3, status: int, code: str
 ) -> None:
     with in_s3(stub) as manager:
@@ -127,7 +127,7 @@ def test_what_s3_does_not_hand_out_is_an_error_and_no_older_step_is_taken(
         assert (restored.step, found["step"]) == (2, 2)
 
 
-def test_a_wrong_bucket_is_told_before_anything_trains(stub: StubS3) -> None:
+def test_a_wrong_bucket_is_refused_before_training_starts(stub: StubS3) -> None:
     with pytest.raises(StorageError, match="NoSuchBucket"):
         CheckpointManager("s3://buckte/x", endpoint_url=stub.url, region="us-east-1")
 
@@ -195,7 +195,7 @@ def test_a_checkpoint_outlives_the_disk(stub: StubS3, tmp_path: Path) -> None:
         assert manager.all_steps()[-2:] == [2, 3]
 
 
-def test_training_goes_on_while_the_second_storage_is_away(
+def test_training_continues_while_the_second_storage_is_unavailable(
     stub: StubS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = behind(tmp_path / "near", stub, keep_count=1, commit_timeout_s=0.5)
@@ -211,7 +211,7 @@ def test_training_goes_on_while_the_second_storage_is_away(
     assert "the copy to s3://bucket/runs/gpt waits" in caplog.text
 
 
-def test_a_damaged_disk_is_made_up_for_from_s3(
+def test_a_damaged_local_checkpoint_is_restored_from_s3(
     stub: StubS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with behind(tmp_path / "near", stub) as manager:

@@ -14,7 +14,7 @@ LIMIT_S = 300.0
 
 
 @pytest.mark.journey
-def test_what_rank_0_found_is_what_all_load(tmp_path: Path) -> None:
+def test_all_ranks_load_the_checkpoint_that_rank_0_found(tmp_path: Path) -> None:
     record = Record()
     (tmp_path / "meet").mkdir()
     command = [sys.executable, "-m", "tests.ranks.agreeing", str(tmp_path), str(tmp_path / "meet")]

@@ -158,7 +158,7 @@ def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
     return Training(cluster, nodes, record, tmp_path)
 
 
-def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, disk: SmallDisk) -> None:
+def test_a_full_disk_holds_saves_while_the_training_continues(training: Training, disk: SmallDisk) -> None:
     training.start(str(disk.folder / "checkpoints"))
     training.wait_committed(beyond=0)
     disk.fill()
@@ -170,7 +170,7 @@ def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, di
     assert training.lines("disk full"), "the log names the reason"
 
 
-def test_a_lower_keep_count_makes_room_on_a_full_disk(
+def test_a_lower_keep_count_frees_space_on_a_full_disk(
     training: Training, disk: SmallDisk, cluster: LocalCluster, nodes: Nodes
 ) -> None:
     """The test runs the commands of docs/operate/full-checkpoint-disk.md."""
@@ -178,15 +178,13 @@ def test_a_lower_keep_count_makes_room_on_a_full_disk(
     training.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
     held_at = training.latest()
     commands = Commands(cluster.endpoints, nodes.job)
-    assert "what stays: the 2 newest" in commands.run("retention", "--keep-count", 2)
+    assert "kept: the 2 newest" in commands.run("retention", "--keep-count", 2)
     until(lambda: "it is to be deleted" in commands.run("gc"), "the leader marks nothing", limit_s=LIMIT_S)
     training.wait_committed(beyond=held_at)
     training.ends_well()
 
 
-def test_an_s3_that_answers_503_holds_saves_and_the_training_goes_on(
-    training: Training, stub: StubS3
-) -> None:
+def test_s3_answering_503_holds_saves_while_the_training_continues(training: Training, stub: StubS3) -> None:
     training.start("s3://bucket/held")
     training.wait_committed(beyond=0)
     faults = [stub.fail(kind, status=503, times=1 << 30) for kind in ("put", "create", "part", "complete")]
@@ -207,7 +205,7 @@ def test_after_the_grace_the_job_saves_to_the_tier_that_works_and_stops_with_75(
     before = training.wait_committed(beyond=0)
     faults = [stub.fail(kind, status=503, times=1 << 30) for kind in ("put", "create", "part", "complete")]
     disk.fill()
-    training.record.wait_line("all ranks are asked to stop", limit_s=LIMIT_S)
+    training.record.wait_line("all ranks are requested to stop", limit_s=LIMIT_S)
     for fault in faults:
         fault.times = 0
     assert training.codes() == [75, 75]
@@ -219,7 +217,7 @@ def test_after_the_grace_the_job_saves_to_the_tier_that_works_and_stops_with_75(
     assert training.codes() == [0, 0]
 
 
-def test_a_last_step_that_cannot_be_saved_ends_the_run_with_75_and_the_next_one_goes_on(
+def test_a_run_with_an_unsaved_last_step_exits_with_75_and_the_next_run_resumes(
     training: Training, disk: SmallDisk
 ) -> None:
     storage = str(disk.folder / "checkpoints")
@@ -262,9 +260,7 @@ def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
 # -- at the start of a rank -------------------------------------------------------------------
 
 
-def test_a_rank_that_dies_while_an_s3_refuses_everything_waits_at_its_start(
-    training: Training, stub: StubS3
-) -> None:
+def test_a_rank_restarted_during_an_s3_outage_waits_for_the_storage(training: Training, stub: StubS3) -> None:
     training.start("s3://bucket/held")
     training.wait_committed(beyond=0)
     faults = [stub.fail(kind, status=503, times=1 << 30) for kind in EVERYTHING]

@@ -93,7 +93,7 @@ def test_a_node_on_a_full_disk_waits_and_joins_when_there_is_space(job: Job) -> 
     )
 
 
-def test_a_standalone_trainer_waits_as_well(job: Job) -> None:
+def test_a_standalone_trainer_on_a_full_disk_waits_until_there_is_space(job: Job) -> None:
     trainer = job.nodes.start(
         *(sys.executable, str(ROOT / "tests" / "ranks" / "training.py"), *job.arguments),
         *("--endpoints", job.endpoints, "--job", job.nodes.job, "--worker-id", "lone"),

@@ -45,7 +45,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: strata {command}" in output
 
 
-def test_without_a_command_it_shows_them_all() -> None:
+def test_strata_without_a_command_lists_all_commands() -> None:
     code, output = run_strata()
     assert code == 2
     assert all(command.split()[0] in output for command in COMMANDS)
@@ -55,7 +55,7 @@ def test_without_a_command_it_shows_them_all() -> None:
 
 
 @pytest.mark.parametrize("command", READING)
-def test_without_coordinators_it_is_3_with_a_hint(command: str) -> None:
+def test_a_command_without_coordinators_exits_with_3_and_a_hint(command: str) -> None:
     where = ("--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "1")
     code, output = run_strata(*command.split(), *where)
     assert code == 3, output
@@ -69,7 +69,7 @@ def test_without_coordinators_it_is_3_with_a_hint(command: str) -> None:
     [("status", "--no-such"), ("members", "--endpoints", "a:b"), ("barriers", "extra"), ("no-such-command",)],
     ids=" ".join,
 )
-def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
     code, output = run_strata(*words)
     assert code == 2, output
     assert "Traceback" not in output
@@ -84,7 +84,7 @@ def test_a_job_that_does_not_exist_is_named(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.journey
-def test_what_is_shown_of_a_job_that_runs(
+def test_status_commands_show_a_running_job(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     where = ("-e", cluster.endpoints)
@@ -154,7 +154,7 @@ def test_endpoints_and_job_come_from_the_environment(cluster: LocalCluster) -> N
     assert "of-the-environment" in output
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "strata.toml"
@@ -172,7 +172,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     assert (code, "there is no setting endpoint" in output) == (2, True)
 
 
-def test_a_coordinator_says_what_is_wrong_with_its_settings() -> None:
+def test_a_coordinator_reports_invalid_settings() -> None:
     for words, part in (
         (("--listen", "nonsense"), "listen"),
         (("--detect-s", "0.01"), "detect_s"),

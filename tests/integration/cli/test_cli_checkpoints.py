@@ -40,7 +40,7 @@ class Commands:
 
 
 @pytest.mark.journey
-def test_a_jobs_checkpoints_from_the_command_line(
+def test_the_checkpoints_commands_work_on_a_jobs_checkpoints(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     storage = tmp_path / "storage"

@@ -61,7 +61,7 @@ def test_datasets_are_listed_and_shown(cluster: LocalCluster, registered: str) -
     assert code == 4
 
 
-def test_a_watch_tells_what_is_there_and_then_what_changes(
+def test_watch_prints_existing_keys_and_then_changes(
     cluster: LocalCluster, registered: str, nodes: Nodes, record: Record
 ) -> None:
     where = ("--endpoints", cluster.endpoints, "--job", registered)
@@ -125,7 +125,7 @@ def found(*words: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 @pytest.mark.journey
-def test_a_fit_machine_passes(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_doctor_passes_on_a_healthy_machine(cluster: LocalCluster, tmp_path: Path) -> None:
     member = cluster.etcd.endpoints[0].removeprefix("http://")
     code, findings = found("--endpoints", cluster.endpoints, "--etcd", member, "--storage", str(tmp_path))
     assert code == 0, findings
@@ -136,7 +136,7 @@ def test_a_fit_machine_passes(cluster: LocalCluster, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
 
 
-def test_each_error_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_doctor_reports_each_error_with_a_hint(tmp_path: Path) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     code, findings = found(
         *("--endpoints", nowhere, "--etcd", nowhere, "--storage", str(tmp_path / "absent")),

@@ -40,7 +40,7 @@ def endpoints_of(record: Record) -> str:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.journey
-def test_it_prints_endpoints_that_serve_and_ctrl_c_ends_it(
+def test_dev_prints_serving_endpoints_and_ends_on_ctrl_c(
     nodes: Nodes, record: Record, tmp_path: Path, count: int
 ) -> None:
     port = first_port(count)
@@ -62,7 +62,7 @@ def test_it_prints_endpoints_that_serve_and_ctrl_c_ends_it(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGQUIT])
-def test_it_leaves_no_process_however_it_dies(
+def test_dev_leaves_no_process_after_any_signal(
     nodes: Nodes, record: Record, tmp_path: Path, number: signal.Signals
 ) -> None:
     dev = start(nodes, tmp_path / "d", "-n", "2", port=first_port(2))
@@ -74,7 +74,7 @@ def test_it_leaves_no_process_however_it_dies(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_it_leaves_no_process_when_it_dies_while_starting(
+def test_dev_leaves_no_process_if_it_dies_during_startup(
     nodes: Nodes, record: Record, tmp_path: Path, number: signal.Signals
 ) -> None:
     dev = start(nodes, tmp_path / "d", "--etcd-members", "3", "-n", "3", port=first_port(3))
@@ -84,7 +84,7 @@ def test_it_leaves_no_process_when_it_dies_while_starting(
     dev.wait_quiet()
 
 
-def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
+def test_dev_ends_when_its_terminal_closes(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     mark = uuid.uuid4().hex
     dev = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists(), "nothing was started"
 
 
-def test_without_an_etcd_it_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_missing_etcd_binary_is_reported_with_a_way_to_get_one(tmp_path: Path) -> None:
     missing = tmp_path / "etcd"
     code, output = run_strata("dev", "--etcd", str(missing), "--data", str(tmp_path / "d"))
     assert code == 2

@@ -65,7 +65,7 @@ def test_a_coordinator_that_is_lost_is_named(breakable: LocalCluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_restore_that_was_interrupted_is_named_with_the_command_by_everybody(
+def test_every_check_names_an_interrupted_restore_and_its_command(
     breakable: LocalCluster,
 ) -> None:
     (member,) = breakable.etcd.endpoints
@@ -92,7 +92,7 @@ def test_a_restore_that_was_interrupted_is_named_with_the_command_by_everybody(
     assert "restore" not in found_until("coordinators", "OK", *words, "--etcd", member)
 
 
-def test_the_certificates_of_both_sides_are_judged_by_their_days(secured: Secured) -> None:
+def test_doctor_reports_the_expiry_of_client_and_server_certificates(secured: Secured) -> None:
     mine = secured.who(Role.VIEWER, "v", days=20)
     findings = found("--endpoints", secured.local.endpoints, *flags(mine))
     assert findings["tls"]["level"] == "WARN"

@@ -56,7 +56,7 @@ def test_another_command_is_refused_while_the_job_trains(
 
 
 @pytest.mark.journey
-def test_the_name_of_a_finished_job_runs_nothing_for_another_run_and_says_so(
+def test_another_run_under_a_finished_jobs_name_is_refused_without_new(
     cluster: LocalCluster, nodes: Nodes, script: Path, record: Record
 ) -> None:
     slurm = {"SLURM_JOB_ID": "4711"}
@@ -94,7 +94,7 @@ def test_a_script_that_is_missing_is_refused_before_anything_is_registered(
 
 
 @pytest.mark.journey
-def test_a_program_that_cannot_start_is_tried_twice_and_its_repair_runs_without_a_flag(
+def test_a_program_that_cannot_start_is_retried_once_and_runs_after_a_repair(
     cluster: LocalCluster, nodes: Nodes, script: Path, record: Record
 ) -> None:
     script.write_text(f"{SAYS}import trch\n")
@@ -138,7 +138,7 @@ def test_without_a_name_two_scripts_are_two_jobs(
 
 
 @pytest.mark.journey
-def test_without_a_name_a_second_terminal_is_told_to_give_one(
+def test_a_second_unnamed_run_on_a_host_is_refused_with_a_hint(
     cluster: LocalCluster, nodes: Nodes, script: Path, record: Record
 ) -> None:
     script.write_text(WAITS)

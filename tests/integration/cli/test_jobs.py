@@ -145,12 +145,12 @@ def test_a_job_is_scaled_up_and_down(play: Play) -> None:
     assert "the job takes 1 members now" in typed(play, "history", "--limit", "1")
 
 
-def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(play: Play) -> None:
+def test_a_preempted_member_leaves_and_the_job_continues_with_a_standby(play: Play) -> None:
     play.join("w-1", max_workers=1)
     play.until(lambda job: job.world.members == 1)
     play.begin(1, "w-1")
     output = typed(play, "preempt", "--grace-s", "120", "--reason", "the node is needed")
-    assert f"generation 1 of {play.job} is asked to stop within 120 s" in output
+    assert f"generation 1 of {play.job} is requested to stop within 120 s" in output
     answer = play.heartbeat("w-1")
     assert (answer.notice.action, answer.notice.generation) == (STOP_ACTION_PREEMPT, 1)
     assert "stopping" in typed(play, "show")
@@ -171,7 +171,7 @@ def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(p
 
 
 @pytest.mark.journey
-def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
+def test_a_drained_worker_leaves_and_the_others_continue(play: Play) -> None:
     play.join("w-1", min_workers=1)
     play.join("w-2")
     generation = play.until(lambda job: job.world.members == 2).world.generation
@@ -181,7 +181,7 @@ def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
     assert notice is not None
     assert (notice.action, list(notice.worker_ids)) == (STOP_ACTION_DRAIN, ["w-2"])
     assert notice.generation == generation
-    assert "was asked to drain as well" in typed(play, "pause")
+    assert "is requested to drain as well" in typed(play, "pause")
     play.ends("w-2", 1, 75, generation)
     play.until(lambda job: job.phase == JOB_PHASE_PAUSED)
     typed(play, "resume")
@@ -221,7 +221,7 @@ def test_a_job_without_members_is_forgotten(play: Play) -> None:
     assert play.until(lambda job: job.world.members == 1).world.generation == 1
 
 
-def test_what_makes_no_sense_is_refused_by_the_library(play: Play) -> None:
+def test_the_client_library_refuses_invalid_requests(play: Play) -> None:
     play.join("w-1", max_workers=1)
     with pytest.raises(InvalidArgument, match="no way to stop"):
         play.client.stop("halt")

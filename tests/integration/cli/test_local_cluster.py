@@ -43,7 +43,7 @@ def test_every_coordinator_is_ready_and_one_leads(three: LocalCluster) -> None:
     assert three.leader().name == three.status().leader
 
 
-def test_a_killed_leader_is_succeeded_and_comes_back(three: LocalCluster) -> None:
+def test_a_killed_leader_is_replaced_and_returns_without_taking_the_lead(three: LocalCluster) -> None:
     leader, epoch = three.leader(), three.status().leader_epoch
     leader.child.kill()
     assert leader.child.join(LIMIT_S) == -signal.SIGKILL
@@ -54,7 +54,7 @@ def test_a_killed_leader_is_succeeded_and_comes_back(three: LocalCluster) -> Non
     assert three.status().leader_epoch == later, "who returns takes nothing away"
 
 
-def test_a_leader_told_to_stop_resigns(three: LocalCluster) -> None:
+def test_a_stopped_leader_resigns_before_its_lease_expires(three: LocalCluster) -> None:
     leader, epoch = three.leader(), three.status().leader_epoch
     began = time.monotonic()
     assert leader.child.stop(LIMIT_S) == 0
@@ -101,9 +101,7 @@ def test_two_clusters_on_the_same_data_are_refused(tmp_path: Path, etcd_binary: 
             LocalCluster.start(tmp_path, etcd_members=1, coordinators=1, binary=etcd_binary)
 
 
-def test_a_coordinator_that_ends_is_shown_with_its_last_words(
-    tmp_path: Path, etcd_binary: EtcdBinary
-) -> None:
+def test_a_failed_start_shows_the_output_of_the_coordinator(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
     with pytest.raises(Unavailable, match="coordinator-1 exited with 2") as failed:
         LocalCluster.start(
             tmp_path, etcd_members=1, coordinators=1, binary=etcd_binary, cluster="no/name", fsync=False

@@ -51,7 +51,7 @@ def training(cluster: LocalCluster, job: str, tmp_path: Path) -> Iterator[Screen
 
 @pytest.mark.journey
 @pytest.mark.slow
-def test_a_training_on_a_terminal_and_what_top_shows_of_it(
+def test_top_shows_a_training_that_runs_on_a_terminal(
     cluster: LocalCluster, training: Screen, job: str
 ) -> None:
     where = ("-e", cluster.endpoints)
@@ -95,7 +95,7 @@ def test_a_training_on_a_terminal_and_what_top_shows_of_it(
 
 
 @pytest.mark.parametrize("words", [("top",), ("top", "--json"), ("top", "--once")], ids=" ".join)
-def test_without_coordinators_top_is_3_with_a_hint(words: tuple[str, ...]) -> None:
+def test_top_without_coordinators_exits_with_3(words: tuple[str, ...]) -> None:
     code, output = run_strata(*words, "--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "1")
     assert code == 3, output
     assert "error: " in output
@@ -110,7 +110,7 @@ def test_top_of_a_job_that_does_not_exist_names_it(cluster: LocalCluster) -> Non
 
 
 @pytest.mark.slow
-def test_top_goes_on_at_another_replica_and_says_how_old_its_data_is(start_cluster: StartCluster) -> None:
+def test_top_fails_over_to_another_replica_and_shows_the_age_of_its_data(start_cluster: StartCluster) -> None:
     cluster = start_cluster(coordinators=2)
     with Screen(strata("top", "-e", cluster.endpoints), columns=120) as top:
         top.wait_for("via coordinator-")

@@ -22,7 +22,7 @@ ROUNDS = 60
 
 
 @pytest.mark.journey
-async def test_a_watch_misses_nothing_though_its_replica_is_killed(etcd: EtcdCluster, tmp_path: Path) -> None:
+async def test_a_watch_misses_no_event_when_its_replica_is_killed(etcd: EtcdCluster, tmp_path: Path) -> None:
     async with started(etcd, "watch-kill", tmp_path) as replicas:
         members = await replicas.world("r2", "r3")
         seen: list[int] = []

@@ -94,7 +94,7 @@ def test_a_barrier_of_some_ranks_leaves_the_others_alone(trainers: Trainers) -> 
     assert all(isinstance(x, errors.InvalidArgument | errors.BarrierTimeout) for x in odd), "other digests"
 
 
-def test_a_timeout_names_the_missing_and_the_next_round_is_whole(trainers: Trainers) -> None:
+def test_a_barrier_timeout_names_missing_ranks_and_the_next_round_succeeds(trainers: Trainers) -> None:
     a, b, c = trainers.join(3)
     c.progress(17, "evaluate")
     began = time.monotonic()
@@ -109,7 +109,7 @@ def test_a_timeout_names_the_missing_and_the_next_round_is_whole(trainers: Train
     assert trainers.all(lambda x: x.barrier("b", b"x")) == [{0: b"x", 1: b"x", 2: b"x"}] * 3
 
 
-def test_payloads_are_limited_by_the_world(trainers: Trainers) -> None:
+def test_a_payload_above_the_limit_is_refused(trainers: Trainers) -> None:
     (alone,) = trainers.join(1)
     assert alone.barrier("b", b"x" * 4096) == {0: b"x" * 4096}
     with pytest.raises(errors.QuotaExceeded):
@@ -117,7 +117,7 @@ def test_payloads_are_limited_by_the_world(trainers: Trainers) -> None:
     assert alone.barrier("b") == {}
 
 
-def test_requests_ride_on_the_session(trainers: Trainers) -> None:
+def test_requests_of_a_rank_travel_over_its_session(trainers: Trainers) -> None:
     a, b = trainers.join(2)
     worlds = trainers.all(lambda x: x.call(GetWorldRequest(job=trainers.job)).world.size, *[a, b] * 8)
     assert worlds == [2] * 16
@@ -135,7 +135,7 @@ def test_a_job_whose_trainers_all_finished_is_done(trainers: Trainers) -> None:
         strata.connect(trainers.cluster.endpoints, job=trainers.job, timeout_s=LIMIT_S)
 
 
-def test_one_that_fails_ends_the_generation_and_a_survivor_may_rejoin(trainers: Trainers) -> None:
+def test_a_failed_rank_ends_the_generation_and_a_survivor_may_rejoin(trainers: Trainers) -> None:
     a, b, c = trainers.join(3, min_workers=2, max_workers=3)
     waiting = trainers.pool.submit(a.barrier, "b")
     with pytest.raises(ZeroDivisionError), c:
@@ -147,7 +147,9 @@ def test_one_that_fails_ends_the_generation_and_a_survivor_may_rejoin(trainers: 
     assert trainers.all(lambda x: x.barrier("b", b"y"), a, b) == [{0: b"y", 1: b"y"}] * 2
 
 
-def test_one_that_rejoins_after_a_drain_is_asked_to_stop_no_more(trainers: Trainers, tmp_path: Path) -> None:
+def test_a_remaining_member_that_rejoins_after_a_drain_is_not_stopped_again(
+    trainers: Trainers, tmp_path: Path
+) -> None:
     a, b = trainers.join(2, min_workers=1, max_workers=2)
     managers = {x.rank: strata.CheckpointManager(tmp_path, client=x) for x in (a, b)}
 
@@ -198,7 +200,7 @@ def test_connecting_again_shares_the_session_and_the_last_to_close_ends_it(train
     assert first.barrier("b", b"y") == {0: b"y"}
 
 
-def test_a_world_that_does_not_form_is_said_to_be_the_reason(cluster: LocalCluster, job: str) -> None:
+def test_a_connect_timeout_reports_that_no_world_formed(cluster: LocalCluster, job: str) -> None:
     with pytest.raises(errors.Unavailable, match="no world with a place") as error:
         strata.connect(cluster.endpoints, job=job, worker_id="w0", min_workers=2, timeout_s=1.5)
     assert "more members" in error.value.hint
@@ -241,16 +243,14 @@ def test_datasets_are_divided_among_the_members(trainers: Trainers) -> None:
             registry.assignment("nothing")
 
 
-def test_reading_a_job_that_does_not_exist(cluster: LocalCluster) -> None:
+def test_reading_a_missing_job_raises_not_found(cluster: LocalCluster) -> None:
     with strata.CoordinatorClient.connect(cluster.endpoints, job="no-such-job") as client:
         for read in (client.job_status, client.world):
             with pytest.raises(errors.NotFound):
                 read()
 
 
-def test_asking_for_shards_where_nothing_is_registered_names_the_calls_to_copy(
-    cluster: LocalCluster, job: str
-) -> None:
+def test_a_shard_request_without_a_dataset_shows_the_calls_to_copy(cluster: LocalCluster, job: str) -> None:
     with strata.DatasetRegistry(cluster.endpoints, job=job, timeout_s=LIMIT_S) as registry:
         with pytest.raises(errors.NotFound) as caught:
             registry.get_assigned_shards(worker_id="worker-01")

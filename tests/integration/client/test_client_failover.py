@@ -76,7 +76,7 @@ def test_killing_the_serving_coordinator_breaks_no_barrier(trainers: Trainers) -
     assert [c.incarnation for c in three] == before
 
 
-def test_a_frozen_coordinator_is_left_in_time(trainers: Trainers) -> None:
+def test_clients_fail_over_from_a_frozen_coordinator(trainers: Trainers) -> None:
     two = trainers.join(2)
     frozen = serving(trainers, two[0])
     frozen.child.pause()
@@ -86,7 +86,7 @@ def test_a_frozen_coordinator_is_left_in_time(trainers: Trainers) -> None:
 
 
 @pytest.mark.journey
-def test_all_coordinators_down_and_back(trainers: Trainers) -> None:
+def test_clients_reconnect_after_an_outage_of_all_coordinators(trainers: Trainers) -> None:
     two = trainers.join(2)
     before = [c.incarnation for c in two]
     waiting = trainers.pool.submit(two[0].barrier, "b", b"x")

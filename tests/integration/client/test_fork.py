@@ -107,7 +107,7 @@ async def test_a_killed_parent_is_noticed_although_its_forked_child_lives(host: 
     assert await kill_parent(f"{host}:0", End.LEFT) < 1.0, "its agent left for it"
 
 
-async def test_so_is_a_rank_killed_behind_its_supervisors_socket(tmp_path: Path) -> None:
+async def test_a_killed_rank_behind_the_agent_socket_is_noticed_at_once(tmp_path: Path) -> None:
     assert await kill_parent(f"unix:{tmp_path}/s", End.BROKEN) < 1.0
 
 
@@ -120,7 +120,7 @@ async def test_a_rank_has_one_session_however_often_it_connects(tmp_path: Path) 
         assert [hello.hello.rank.rank for hello in server.sessions] == [0, 0]
 
 
-async def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
+async def test_a_forked_child_is_refused_and_the_parent_continues() -> None:
     async with serving() as server, program("child_calls", server.address) as run:
         event = await run.says("barrier")
         for call in ("barrier", "progress", "connect", "unary", "status"):
@@ -131,7 +131,7 @@ async def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
         assert len(server.sessions) == 1, "no reconnect"
 
 
-async def test_children_that_are_spawned_connect_by_themselves() -> None:
+async def test_spawned_children_connect_by_themselves() -> None:
     async with serving() as server, program("other_methods", server.address) as run:
         for method in ("spawn", "forkserver"):
             assert await run.says("method") == {"method": method, "code": 0}
@@ -140,13 +140,13 @@ async def test_children_that_are_spawned_connect_by_themselves() -> None:
         assert names == ["parent", "spawn", "forkserver"]
 
 
-async def test_a_child_forked_before_any_use_is_free() -> None:
+async def test_a_child_forked_before_the_first_use_may_connect() -> None:
     async with serving() as server, program("forked_first", server.address) as run:
         assert (await run.says("code"))["code"] == 0
 
 
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("exit", 3), ("error", 1), ("os_exit", 4)])
-async def test_every_way_to_end_is_clean_and_quick(how: str, code: int) -> None:
+async def test_a_process_leaves_cleanly_by_any_kind_of_exit(how: str, code: int) -> None:
     async with serving() as server, program("ends", server.address, how, stderr=True) as run:
         await run.says("ending")
         assert await run.ended(5) == code

@@ -120,7 +120,7 @@ def restores(cluster: LocalCluster, job: str, root: Path) -> None:
 
 
 @pytest.mark.journey
-def test_the_member_of_the_page_runs_as_it_stands(
+def test_the_member_example_of_the_page_runs_unchanged(
     cluster: LocalCluster, job: str, node: dict[str, str], nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     (block,) = re.findall(r"^```js\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -138,7 +138,7 @@ def test_signals_to_the_group_spare_the_agent(programs: Programs) -> None:
     assert process.poll() is None
 
 
-def test_a_rank_whose_agent_died_is_told_so(programs: Programs) -> None:
+def test_a_rank_whose_agent_died_raises_stale_incarnation(programs: Programs) -> None:
     process = programs.start("hold")
     (agent,) = heard(process, "joined")["agents"]
     os.kill(agent, signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_a_frozen_process_is_lost_and_another_takes_its_name(programs: Programs)
     heard(other, "trained")
     frozen.send_signal(signal.SIGCONT)
     assert frozen.wait(LIMIT_S) == 1
-    assert "this process was given up" in frozen.communicate()[1]
+    assert "this process was removed from the job" in frozen.communicate()[1]
     assert other.wait(LIMIT_S) == 0
 
 
@@ -220,7 +220,7 @@ def test_in_a_notebook_the_error_is_raised_and_the_process_lives_on(programs: Pr
     assert other != agent
 
 
-def test_children_of_a_standalone_process(programs: Programs) -> None:
+def test_a_standalone_process_supports_spawned_but_not_forked_children(programs: Programs) -> None:
     process = programs.start("children")
     forked = heard(process, "forked")
     assert "was forked from" in forked["said"]

@@ -196,7 +196,7 @@ def lost(cluster: LocalCluster, job: str, tmp_path: Path) -> Lost:
     return Lost(cluster, job, str(tmp_path / "root"), tmp_path)
 
 
-def test_a_wiped_etcd_is_restored_from_a_snapshot_and_from_what_was_committed_since(lost: Lost) -> None:
+def test_a_wiped_etcd_is_restored_from_a_snapshot_and_later_commits_in_storage(lost: Lost) -> None:
     lost.saves(10, 20)
     lost.takes_a_snapshot()
     lost.saves(30, 40)
@@ -218,7 +218,7 @@ def test_a_wiped_etcd_is_restored_from_a_snapshot_and_from_what_was_committed_si
     assert lost.latest() == 50
 
 
-def test_an_older_snapshot_that_somebody_put_under_the_cluster_is_completed_in_place(lost: Lost) -> None:
+def test_a_cluster_rolled_back_to_an_older_snapshot_is_completed_in_place(lost: Lost) -> None:
     lost.saves(10, 20)
     lost.takes_a_snapshot()
     lost.saves(30)
@@ -229,7 +229,7 @@ def test_an_older_snapshot_that_somebody_put_under_the_cluster_is_completed_in_p
     lost.goes_on_from(30, then=40)
 
 
-def test_without_any_backup_it_is_built_from_storage(lost: Lost) -> None:
+def test_without_a_backup_the_control_plane_is_rebuilt_from_storage(lost: Lost) -> None:
     lost.saves(10, 20)
     lost.saves(30)
     before = lost.saved_in()
@@ -244,7 +244,7 @@ def test_without_any_backup_it_is_built_from_storage(lost: Lost) -> None:
     assert document["skipped"] == []
 
 
-def test_what_was_removed_after_the_backup_is_not_offered(lost: Lost) -> None:
+def test_a_checkpoint_removed_after_the_backup_is_not_restored(lost: Lost) -> None:
     lost.saves(10, 20)
     lost.takes_a_snapshot()
     lost.saves(30, 40, keep=1)
@@ -256,7 +256,7 @@ def test_what_was_removed_after_the_backup_is_not_offered(lost: Lost) -> None:
     lost.goes_on_from(40, then=50)
 
 
-def test_a_save_in_the_middle_ends_by_what_its_marker_says(lost: Lost) -> None:
+def test_an_open_save_is_adopted_if_marked_and_aborted_otherwise(lost: Lost) -> None:
     client = lost.connect()
     with strata.CheckpointManager(lost.root, client=client) as manager:
         manager.save_state(state_of(10), step=10).wait(LIMIT_S)
@@ -296,7 +296,7 @@ class Interrupted(EtcdStore):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_one_that_is_interrupted_at_any_transaction_is_run_again(
+def test_a_restore_interrupted_at_any_transaction_can_be_run_again(
     lost: Lost, at: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost.saves(10)
@@ -359,7 +359,7 @@ def test_a_backup_is_restored_from_its_place(lost: Lost, tmp_path: Path) -> None
     (database,) = backups.glob("*.db")
     whole = database.read_bytes()
     database.write_bytes(whole[:-1] + b"x")
-    assert "is not what was written" in lost.run("restore", "--from", backups, "--yes", code=1)
+    assert "has changed since the backup" in lost.run("restore", "--from", backups, "--yes", code=1)
     database.write_bytes(whole)
     mine, document = lost.values("restore", "--from", backups, "--storage", lost.root)
     assert document["source"].startswith("the backup of ")
@@ -374,4 +374,4 @@ def test_jobs_that_are_there_are_not_overwritten_by_accident(lost: Lost) -> None
     output = lost.run("restore", "--from", lost.snapshot, "--storage", lost.root, "--yes", code=4)
     assert "--replace" in output
     assert "restore --in-place" in lost.run("rebuild", "--storage", lost.root, "--yes", code=4)
-    assert "say either --from PLACE or --in-place" in lost.run("restore", "--yes", code=2)
+    assert "pass either --from PLACE or --in-place" in lost.run("restore", "--yes", code=2)

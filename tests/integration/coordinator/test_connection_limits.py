@@ -58,7 +58,7 @@ def is_open(client: socket.socket) -> bool:
         return True
 
 
-def test_a_look_finds_what_was_accepted_and_nothing_else(port: Port) -> None:
+def test_a_poll_reports_opened_and_closed_connections_only(port: Port) -> None:
     looking = Descriptors(port.number)
     assert looking.look().opened == []
     first, second = port.connect(), port.connect("::1")
@@ -74,7 +74,7 @@ def test_a_look_finds_what_was_accepted_and_nothing_else(port: Port) -> None:
     assert [each.peer[1] for each in again.opened] == [third.getsockname()[1]]
 
 
-def test_a_connection_is_shut_and_another_at_its_descriptor_is_not(port: Port) -> None:
+def test_shutting_a_connection_spares_a_new_one_at_the_same_descriptor(port: Port) -> None:
     looking = Descriptors(port.number)
     first = port.connect()
     (found,) = looking.look().opened
@@ -104,7 +104,7 @@ class Callers:
         return peers
 
 
-async def test_without_a_descriptor_to_spare_a_connection_is_shut_by_a_later_look(port: Port) -> None:
+async def test_without_a_free_descriptor_a_connection_is_closed_by_a_later_poll(port: Port) -> None:
     limits = Limits(most=100, per_address=100, strangers=100, stranger_s=0.0)
     limiter = ConnectionLimiter(port.number, limits, ConnectionReport(), Callers())
     stranger = port.connect()
@@ -121,7 +121,7 @@ async def test_without_a_descriptor_to_spare_a_connection_is_shut_by_a_later_loo
     assert not is_open(stranger)
 
 
-async def test_who_was_refused_for_its_certificate_goes_after_its_refusal_was_sent(port: Port) -> None:
+async def test_a_peer_refused_for_its_certificate_is_closed_on_the_next_poll(port: Port) -> None:
     callers, report = Callers(), ConnectionReport()
     limits = Limits(most=100, per_address=100, strangers=100, stranger_s=100.0)
     limiter = ConnectionLimiter(port.number, limits, report, callers)
@@ -134,7 +134,7 @@ async def test_who_was_refused_for_its_certificate_goes_after_its_refusal_was_se
     assert report.closed.children["grpc", "certificate"].value == 1
 
 
-async def test_strangers_go_and_who_was_admitted_stays(port: Port) -> None:
+async def test_unadmitted_connections_are_closed_and_admitted_ones_stay(port: Port) -> None:
     callers = Callers()
     report = ConnectionReport()
     limits = Limits(most=100, per_address=100, strangers=2, stranger_s=0.0)
@@ -157,7 +157,7 @@ async def test_strangers_go_and_who_was_admitted_stays(port: Port) -> None:
     assert (line["event"], line["most_from"]) == ("connections_closed", "127.0.0.1")
 
 
-def test_the_log_tells_of_closed_connections_once_a_minute(port: Port) -> None:
+def test_closed_connections_are_logged_at_most_once_a_minute(port: Port) -> None:
     report = ConnectionReport()
     excess = [Excess(connection=1, address="10.0.0.7", reason=Reason.ALL)]
     with capture_logs() as logged:
@@ -167,7 +167,7 @@ def test_the_log_tells_of_closed_connections_once_a_minute(port: Port) -> None:
     assert report.closed.children["http", "all"].value == 5
 
 
-def test_what_grpc_calls_a_peer_is_read() -> None:
+def test_grpc_peer_names_are_parsed() -> None:
     assert peer_of("ipv4:10.0.0.7:40312") == ("10.0.0.7", 40312)
     assert peer_of("ipv6:%5B::1%5D:40312") == ("::1", 40312)
     assert peer_of("ipv6:%5Bfe80::1%252%5D:5") == ("fe80::1", 5)
@@ -210,7 +210,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("said", [b"", PREFACE], ids=["silence", "preface"])
-async def test_a_handshake_that_stays_is_ended(said: bytes) -> None:
+async def test_a_handshake_that_never_finishes_is_ended(said: bytes) -> None:
     async with serving(server_handshake_timeout_ms=300) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)
@@ -218,7 +218,7 @@ async def test_a_handshake_that_stays_is_ended(said: bytes) -> None:
         writer.close()
 
 
-async def test_a_connection_without_a_stream_is_ended_in_good_order() -> None:
+async def test_an_idle_connection_without_a_stream_gets_a_goaway() -> None:
     async with serving(max_connection_idle_ms=300) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(PREFACE + settings() + frame(SETTINGS, ACK, 0))
@@ -232,7 +232,7 @@ async def test_a_connection_without_a_stream_is_ended_in_good_order() -> None:
         writer.close()
 
 
-async def test_a_client_is_told_how_many_streams_it_may_have() -> None:
+async def test_a_client_receives_the_stream_limit() -> None:
     async with serving(max_concurrent_streams=7) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(PREFACE + settings())
@@ -248,7 +248,7 @@ async def test_a_client_is_told_how_many_streams_it_may_have() -> None:
         writer.close()
 
 
-async def test_one_connection_more_than_all_is_not_accepted() -> None:
+async def test_a_connection_above_the_limit_is_not_accepted() -> None:
     async with serving(max_allowed_incoming_connections=2) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _reader, writer in held:

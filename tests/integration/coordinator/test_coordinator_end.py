@@ -80,7 +80,7 @@ def pester(child: Child) -> int:
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_one_whose_reader_has_gone_serves_on_and_ends_in_good_order(
+def test_a_coordinator_whose_output_reader_closed_serves_and_exits_cleanly(
     etcd: EtcdCluster, number: signal.Signals
 ) -> None:
     where = free_address()
@@ -93,7 +93,7 @@ def test_one_whose_reader_has_gone_serves_on_and_ends_in_good_order(
         assert child.join(LIMIT_S) == 0
 
 
-def test_one_whose_log_is_on_a_full_disk_serves_and_ends_in_good_order(etcd: EtcdCluster) -> None:
+def test_a_coordinator_that_logs_to_a_full_disk_serves_and_exits_cleanly(etcd: EtcdCluster) -> None:
     where = free_address()
     full = os.open("/dev/full", os.O_WRONLY)
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=full-disk", f"--listen={where}")
@@ -103,13 +103,13 @@ def test_one_whose_log_is_on_a_full_disk_serves_and_ends_in_good_order(etcd: Etc
         assert child.join(LIMIT_S) == 0
 
 
-def test_a_wrong_option_has_its_exit_code_also_when_nobody_reads_the_error() -> None:
+def test_a_wrong_option_keeps_its_exit_code_if_the_error_cannot_be_written() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     with coordinator(full, "--etcd=127.0.0.1:1", "--replica=no/name") as child:
         assert child.join(LIMIT_S) == 2
 
 
-def test_a_command_whose_streams_were_closed_has_its_exit_code() -> None:
+def test_a_command_with_closed_standard_streams_keeps_its_exit_code() -> None:
     """Python sets a closed standard stream to None, which must not change the exit code to 1."""
 
     def code(*words: str) -> int:
@@ -122,7 +122,7 @@ def test_a_command_whose_streams_were_closed_has_its_exit_code() -> None:
     assert code("run", "--no-such-option") == 2
 
 
-def test_one_whose_streams_were_closed_serves_and_ends_in_good_order(etcd: EtcdCluster) -> None:
+def test_a_coordinator_with_closed_standard_streams_serves_and_exits_cleanly(etcd: EtcdCluster) -> None:
     where = free_address()
     argv = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "strata", "coordinator", "--http="]
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=closed-streams", f"--listen={where}")
@@ -136,7 +136,7 @@ def test_one_whose_streams_were_closed_serves_and_ends_in_good_order(etcd: EtcdC
         child.join()
 
 
-def test_once_it_ends_it_ends_as_it_was_told_first(etcd: EtcdCluster) -> None:
+def test_a_second_signal_does_not_change_how_a_coordinator_exits(etcd: EtcdCluster) -> None:
     """A second Ctrl-C neither changes the exit code nor causes a traceback in gRPC."""
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=pestered", f"--listen={free_address()}")
     with heard(*options) as (child, pipe):
@@ -147,7 +147,7 @@ def test_once_it_ends_it_ends_as_it_was_told_first(etcd: EtcdCluster) -> None:
         assert b"Traceback" not in pipe.read()
 
 
-def test_a_failed_start_says_why_and_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_do_not_change_the_exit_code_of_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_ETCD_WAIT_S", "0.5")
     with heard(f"--etcd={free_address()}", f"--listen={free_address()}") as (child, pipe):
         wait_for(pipe, b"error:")
@@ -155,7 +155,7 @@ def test_a_failed_start_says_why_and_keeps_its_exit_code(monkeypatch: pytest.Mon
         assert b"Traceback" not in pipe.read()
 
 
-def test_signals_while_it_ends_do_not_cut_it_short(etcd: EtcdCluster) -> None:
+def test_signals_during_a_coordinators_shutdown_do_not_interrupt_it(etcd: EtcdCluster) -> None:
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=hurried", f"--listen={free_address()}")
     with heard(*options) as (child, pipe):
         wait_for(pipe, b"coordinator_starts")

@@ -149,7 +149,7 @@ class Believer:
         pass
 
 
-async def test_leading_goes_on_when_etcd_loses_its_leader(etcd_cluster: EtcdCluster) -> None:
+async def test_the_leader_keeps_leading_when_etcd_loses_its_leader(etcd_cluster: EtcdCluster) -> None:
     async with candidates(etcd_cluster, 3) as three:
         leader, _ = await elected(three)
         member = await asyncio.to_thread(etcd_cluster.leader)
@@ -222,7 +222,7 @@ async def test_a_view_catches_up_after_a_compaction(start_etcd: StartEtcd) -> No
         running.cancel()
 
 
-async def test_revisions_of_others_in_the_same_etcd_do_not_hold_up_a_fresh_read(
+async def test_foreign_revisions_in_the_same_etcd_do_not_delay_a_fresh_read(
     etcd: EtcdCluster,
 ) -> None:
     async with candidates(etcd, 1) as (only,):

@@ -55,7 +55,7 @@ def kill(local: LocalCluster) -> tuple[LocalCoordinator, LocalCoordinator, float
 
 
 @pytest.mark.slow
-def test_one_of_three_is_killed_stays_unreachable_and_is_forgotten(
+def test_a_killed_coordinator_is_shown_as_unreachable_and_later_forgotten(
     start_cluster: StartCluster, record_property: Callable[[str, object], None]
 ) -> None:
     local = start_cluster(coordinators=3)

@@ -66,14 +66,14 @@ def test_dcp_saves_in_a_thread_and_in_a_process_of_its_own(record: Record) -> No
     ]
 
 
-def test_dcp_writes_what_all_ranks_have_alike_once(record: Record, storage: Path) -> None:
+def test_dcp_writes_replicated_tensors_once(record: Record, storage: Path) -> None:
     images = list((storage / "ddp").glob("step-*/*.safetensors"))
     assert len(images) == 4
     sizes = [image.stat().st_size - ALIGNMENT for image in images]
     assert sum(sizes) == NETWORK_BYTES
 
 
-def test_a_manager_restores_what_four_ranks_held_on_two_and_on_one(record: Record) -> None:
+def test_a_manager_restores_a_state_of_four_ranks_on_two_and_on_one(record: Record) -> None:
     (digest,) = {event["digest"] for event in record.of("natively saved")}
     loaded = record.of("natively loaded")
     assert len(loaded) == 3
@@ -81,13 +81,13 @@ def test_a_manager_restores_what_four_ranks_held_on_two_and_on_one(record: Recor
     assert all(event["halves"] == list(range(12)) for event in loaded)
 
 
-def test_what_was_not_sharded_is_restored_sharded(record: Record) -> None:
+def test_an_unsharded_state_is_restored_sharded(record: Record) -> None:
     (saved,) = record.of("saved alone")
     sharded = record.of("sharded")
     assert [event["digest"] for event in sharded] == [saved["digest"]] * 2
 
 
-def test_a_manager_writes_what_replicas_hold_once(record: Record, storage: Path) -> None:
+def test_a_manager_writes_replicated_tensors_once(record: Record, storage: Path) -> None:
     written = dict.fromkeys(("ddp", "same", "halves"), 0)
     holders = dict.fromkeys(written, 0)
     for path in (storage / "native").glob("job/step-*/rank-*.json"):
@@ -118,7 +118,7 @@ def test_jax_arrays_are_restored_on_other_devices(tmp_path: Path) -> None:
     assert all(event["same"] and event["lies_as_before"] and event["one_is_an_array"] for event in restored)
 
 
-def test_what_was_sharded_is_exported_whole(record: Record, storage: Path, tmp_path: Path) -> None:
+def test_a_sharded_state_is_exported_whole(record: Record, storage: Path, tmp_path: Path) -> None:
     assert record.of("saved")
     found = {}
     for root, folder in ((storage / "native", "job/"), (storage / "alone", "job/")):

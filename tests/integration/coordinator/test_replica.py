@@ -115,7 +115,7 @@ async def leader_of_cluster(three: LocalCluster) -> LocalCoordinator:
 
 @pytest.mark.timeout(120)
 @pytest.mark.journey
-async def test_after_a_leaders_sigkill_the_next_one_acts(three: LocalCluster, members: Members) -> None:
+async def test_a_new_leader_acts_after_the_old_one_is_killed(three: LocalCluster, members: Members) -> None:
     leader = await leader_of_cluster(three)
     for worker in "ab":
         await members.register(worker, most=2)
@@ -157,7 +157,7 @@ async def test_a_frozen_leader_that_wakes_writes_nothing_and_follows(
 
 
 @pytest.mark.timeout(120)
-async def test_a_leader_told_to_stop_takes_its_keys_away(three: LocalCluster, members: Members) -> None:
+async def test_a_leader_that_shuts_down_deletes_its_keys(three: LocalCluster, members: Members) -> None:
     leader = await leader_of_cluster(three)
     epoch = epoch_of(members.mirror.view)
     began = time.monotonic()
@@ -203,7 +203,9 @@ def ends(child: Child) -> tuple[int, str]:
     return code, log
 
 
-def test_without_etcd_it_waits_says_so_and_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_without_etcd_logs_its_wait_once_and_exits_with_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STRATA_ETCD_WAIT_S", "5")
     nowhere = free_address()
     code, output = ends(coordinator(tmp_path / "log", f"--etcd={nowhere}", f"--listen={free_address()}"))
@@ -213,7 +215,7 @@ def test_without_etcd_it_waits_says_so_and_gives_up(tmp_path: Path, monkeypatch:
     assert output.splitlines()[-1] == "hint: check that it runs, and etcd.endpoints (--etcd)"
 
 
-def test_told_to_stop_while_it_waits_for_etcd_it_stops(tmp_path: Path) -> None:
+def test_a_coordinator_that_waits_for_etcd_stops_on_sigterm(tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = coordinator(log, f"--etcd={free_address()}", f"--listen={free_address()}")
     deadline = time.monotonic() + LIMIT_S

@@ -96,7 +96,7 @@ async def test_a_frozen_process_is_found_in_time(replicas: Replicas) -> None:
 
 
 @pytest.mark.slow
-async def test_all_replicas_are_killed_and_come_back_and_nobody_dies(replicas: Replicas) -> None:
+async def test_members_survive_the_kill_and_restart_of_all_replicas(replicas: Replicas) -> None:
     three = await replicas.world("r1", "r2", "r3")
     before = {m.worker: m.incarnation for m in three}
     for name in replicas.names:

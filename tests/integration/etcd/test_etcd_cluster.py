@@ -71,7 +71,7 @@ def test_three_members_lose_their_leader_to_a_kill_and_to_a_freeze(start_etcd: S
     assert all(member.running for member in cluster.members)
 
 
-def test_without_a_majority_nobody_is_healthy(start_etcd: StartEtcd) -> None:
+def test_without_a_majority_no_member_is_healthy(start_etcd: StartEtcd) -> None:
     cluster = start_etcd(3, extra_args=FAST)
     for member in cluster.followers():
         member.pause()
@@ -82,7 +82,7 @@ def test_without_a_majority_nobody_is_healthy(start_etcd: StartEtcd) -> None:
     cluster.wait_healthy()
 
 
-def test_a_taken_port_is_tried_elsewhere(
+def test_a_cluster_start_retries_on_other_ports_if_one_is_taken(
     etcd_binary: EtcdBinary, etcd: EtcdCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = int(etcd.endpoints[0].rsplit(":", 1)[1])
@@ -93,7 +93,7 @@ def test_a_taken_port_is_tried_elsewhere(
         assert cluster.endpoints != etcd.endpoints
 
 
-def test_a_member_that_cannot_start_shows_its_last_words(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
+def test_a_member_that_cannot_start_shows_its_output(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="flag provided but not defined: -no-such-flag"):
         EtcdCluster.start(tmp_path / "e", binary=etcd_binary, extra_args=("--no-such-flag",))
 
@@ -117,7 +117,7 @@ signal.pause()
     assert not any(EtcdHttp(url).healthy() for _, url in members)
 
 
-def test_tls_refuses_whoever_has_no_certificate(start_etcd: StartEtcd, tmp_path: Path) -> None:
+def test_tls_refuses_a_client_without_a_certificate(start_etcd: StartEtcd, tmp_path: Path) -> None:
     cluster = start_etcd(3, tls=etcd_identity(tmp_path))
     assert cluster.endpoints[0].startswith("https://")
     assert cluster.leader() in cluster.members

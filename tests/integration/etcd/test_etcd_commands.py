@@ -127,7 +127,7 @@ def replacing(nodes: Nodes, cluster: EtcdCluster, name: str) -> Talker:
 # -- status -------------------------------------------------------------------------------------
 
 
-def test_status_shows_who_is_silent_and_what_replaces_it(etcd_cluster: EtcdCluster) -> None:
+def test_status_names_a_silent_member_and_the_command_that_replaces_it(etcd_cluster: EtcdCluster) -> None:
     well = status_until(etcd_cluster, lambda found: found["healthy"])
     assert (well["voters"], well["healthy_voters"], well["quorum"]) == (3, 3, 2)
     assert sorted(member["role"] for member in well["members"]) == ["follower", "follower", "leader"]
@@ -144,7 +144,7 @@ def test_status_shows_who_is_silent_and_what_replaces_it(etcd_cluster: EtcdClust
     assert f"strata etcd replace-member {silent['name']} --etcd {names(etcd_cluster)}" in shown.stdout
 
 
-def test_without_a_quorum_status_says_so(etcd_cluster: EtcdCluster) -> None:
+def test_without_a_quorum_status_reports_it_and_no_member_is_replaced(etcd_cluster: EtcdCluster) -> None:
     for member in etcd_cluster.members[1:]:
         member.kill()
     status_until(etcd_cluster, lambda found: found["healthy_voters"] == 0)
@@ -213,7 +213,7 @@ quota_bytes = 20000
 # -- defragmentation ----------------------------------------------------------------------------
 
 
-async def test_writes_go_on_while_three_members_are_defragmented(etcd_cluster: EtcdCluster) -> None:
+async def test_writes_continue_while_three_members_are_defragmented(etcd_cluster: EtcdCluster) -> None:
     async with await EtcdStore.connect(etcd_cluster.endpoints) as store:
         await write_history(store)
         before = etcd_cluster.leader().name
@@ -273,7 +273,7 @@ def test_a_cluster_of_one_is_defragmented_only_if_all_may_stall(start_etcd: Star
 # -- alarms -------------------------------------------------------------------------------------
 
 
-async def test_no_space_is_mended_by_what_doctor_prints(
+async def test_the_commands_that_doctor_prints_repair_a_nospace_alarm(
     start_etcd: StartEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRATA_ETCD_QUOTA_BYTES", str(QUOTA_BYTES))
@@ -337,7 +337,7 @@ async def test_a_member_that_lost_its_data_is_replaced(
     assert "is a healthy voter: nothing has to be replaced" in again.stderr
 
 
-def test_replacing_goes_on_where_ctrl_c_ended_it(
+def test_replacing_a_member_resumes_after_ctrl_c(
     etcd_cluster: EtcdCluster, nodes: Nodes, start_anew: StartAnew
 ) -> None:
     lost = etcd_cluster.followers()[0]

@@ -72,7 +72,9 @@ async def reading(store: EtcdStore) -> AsyncIterator[list[int]]:
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
 @pytest.mark.parametrize("fault", [EtcdMember.kill, EtcdMember.pause], ids=["killed", "frozen"])
-async def test_reads_go_on_and_a_watch_tells_all(etcd_cluster: EtcdCluster, role: str, fault: Fault) -> None:
+async def test_reads_continue_and_a_watch_delivers_every_event_during_failover(
+    etcd_cluster: EtcdCluster, role: str, fault: Fault
+) -> None:
     leader = await asyncio.to_thread(etcd_cluster.leader)
     victim = leader if role == "leader" else next(m for m in etcd_cluster.members if m is not leader)
     store = await connect_to(etcd_cluster, victim)
@@ -124,7 +126,7 @@ async def test_a_lease_outlives_the_member_that_renewed_it(etcd_cluster: EtcdClu
         assert (await store.read(Range(key=PREFIX))).kvs
 
 
-async def test_without_a_majority_nothing_is_invented(etcd_cluster: EtcdCluster) -> None:
+async def test_requests_without_a_majority_fail_as_unavailable(etcd_cluster: EtcdCluster) -> None:
     leader = await asyncio.to_thread(etcd_cluster.leader)
     store = await EtcdStore.connect(etcd_cluster.endpoints, timing=Timing(request_s=0.2, read_s=0.5))
     async with store, asyncio.timeout(LIMIT_S):
@@ -149,7 +151,7 @@ async def test_without_a_majority_nothing_is_invented(etcd_cluster: EtcdCluster)
                 break
 
 
-async def test_all_members_restart_and_the_watch_goes_on(etcd_cluster: EtcdCluster) -> None:
+async def test_a_watch_continues_after_a_restart_of_all_members(etcd_cluster: EtcdCluster) -> None:
     async with (
         await EtcdStore.connect(etcd_cluster.endpoints) as store,
         asyncio.timeout(LIMIT_S),

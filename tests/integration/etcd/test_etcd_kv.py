@@ -76,7 +76,9 @@ async def test_pages_begin_again_when_their_revision_is_compacted(
         assert pages == [0, 0, result.revision, result.revision]
 
 
-async def test_a_limit_is_the_callers(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_callers_limit_applies_across_pages(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv, "PAGE_KEYS", 2)
     prefix = "/limit/"
     async with await EtcdStore.connect(etcd.endpoints) as store:
@@ -85,7 +87,7 @@ async def test_a_limit_is_the_callers(etcd: EtcdCluster, monkeypatch: pytest.Mon
         assert (len(result.kvs), result.more) == (5, True)
 
 
-async def test_a_full_etcd_may_say_no_and_have_written(start_etcd: StartEtcd) -> None:
+async def test_a_full_etcd_may_refuse_a_write_that_it_applied(start_etcd: StartEtcd) -> None:
     """Why "database space exceeded" counts as an unknown outcome (`strata.etcd.errors`)."""
     cluster = start_etcd(extra_args=("--quota-backend-bytes=4000000",))
     async with await EtcdStore.connect(cluster.endpoints) as store:

@@ -91,7 +91,7 @@ async def until(watch: Watch, revision: int) -> WatchBatch:
 
 
 @pytest.mark.usefixtures("operator")
-async def test_a_user_may_do_what_its_role_covers(cluster: EtcdCluster) -> None:
+async def test_a_user_may_use_the_keys_of_its_role(cluster: EtcdCluster) -> None:
     async with await connect(cluster) as store:
         revision = await put(store, "a")
         assert (await store.read(Range(key=PREFIX + "a"))).kvs
@@ -103,7 +103,7 @@ async def test_a_user_may_do_what_its_role_covers(cluster: EtcdCluster) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-async def test_and_nothing_else(cluster: EtcdCluster) -> None:
+async def test_a_user_is_denied_keys_outside_of_its_role(cluster: EtcdCluster) -> None:
     async with await connect(cluster) as store:
         with pytest.raises(Refused, match="permission denied"):
             await store.execute(Txn(success=(Put(key="/other", value=b""),)))
@@ -116,34 +116,34 @@ async def test_and_nothing_else(cluster: EtcdCluster) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-async def test_a_wrong_password_is_told(cluster: EtcdCluster) -> None:
+async def test_a_wrong_password_is_a_config_error(cluster: EtcdCluster) -> None:
     with pytest.raises(ConfigError, match="invalid user ID or password"):
         await EtcdStore.connect(cluster.endpoints, user=USER, password="wrong")
 
 
 @pytest.mark.usefixtures("operator")
-async def test_nobody_is_told_to_log_in(cluster: EtcdCluster) -> None:
-    with pytest.raises(ConfigError, match="asks for a user"):
+async def test_connecting_without_a_user_is_a_config_error_if_etcd_requires_one(cluster: EtcdCluster) -> None:
+    with pytest.raises(ConfigError, match="requires a user"):
         await EtcdStore.connect(cluster.endpoints)
 
 
-async def test_a_login_demanded_later_of_nobody_is_told(cluster: EtcdCluster) -> None:
+async def test_calls_without_a_user_fail_once_authentication_is_enabled(cluster: EtcdCluster) -> None:
     async with (
         await EtcdStore.connect(cluster.endpoints) as store,
         grpc.aio.insecure_channel(cluster.endpoints[0].removeprefix("http://")) as channel,
     ):
         await Operator(channel).set_up()
-        with pytest.raises(ConfigError, match="asks for a user"):
+        with pytest.raises(ConfigError, match="requires a user"):
             await put(store, "a")
-        with pytest.raises(ConfigError, match="asks for a user"):
+        with pytest.raises(ConfigError, match="requires a user"):
             await store.read(Range(key=PREFIX))
         async with store.watch(PREFIX, None, start_revision=1) as watch:
-            with pytest.raises(ConfigError, match=r"asks for a user|invalid auth token"):
+            with pytest.raises(ConfigError, match=r"requires a user|invalid auth token"):
                 await until(watch, 1)
 
 
 @pytest.mark.usefixtures("operator")
-async def test_what_only_root_may_do(cluster: EtcdCluster) -> None:
+async def test_compact_status_and_hash_kv_need_the_root_role(cluster: EtcdCluster) -> None:
     """Under etcd's authentication, compaction among others needs a user with the role root."""
     async with await connect(cluster) as store:
         assert store.verdict is None
@@ -172,7 +172,9 @@ async def use_it(store: EtcdStore, watch: Watch, lease: int) -> None:
 
 
 @pytest.mark.parametrize("cause", ["expired", "role changed", "restarted"])
-async def test_a_lost_token_is_not_noticed(cluster: EtcdCluster, operator: Operator, cause: str) -> None:
+async def test_a_lost_token_is_renewed_without_an_error(
+    cluster: EtcdCluster, operator: Operator, cause: str
+) -> None:
     async with await connect(cluster) as store:
         lease = (await store.grant(30)).id
         first = await put(store, "a")
@@ -189,7 +191,7 @@ async def test_a_lost_token_is_not_noticed(cluster: EtcdCluster, operator: Opera
             await use_it(store, watch, lease)
 
 
-async def test_a_login_demanded_later_is_made_then(cluster: EtcdCluster) -> None:
+async def test_a_store_logs_in_once_authentication_is_enabled(cluster: EtcdCluster) -> None:
     async with await connect(cluster) as store:
         await put(store, "a")
         async with grpc.aio.insecure_channel(cluster.endpoints[0].removeprefix("http://")) as channel:
@@ -210,6 +212,6 @@ async def test_any_member_knows_the_token(start_etcd: StartEtcd) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-async def test_a_member_that_asks_for_users_is_found_healthy_after_a_restart(cluster: EtcdCluster) -> None:
+async def test_a_member_with_authentication_is_healthy_after_a_restart(cluster: EtcdCluster) -> None:
     await asyncio.to_thread(cluster.members[0].restart)
     await asyncio.to_thread(cluster.wait_healthy, LIMIT_S)

@@ -15,7 +15,7 @@ from tests.etcd_fixtures import StartEtcd
 LIMIT_S = 30.0
 
 
-async def test_members_and_their_statuses(etcd_cluster: EtcdCluster) -> None:
+async def test_members_are_listed_with_their_statuses(etcd_cluster: EtcdCluster) -> None:
     async with await EtcdStore.connect(etcd_cluster.endpoints) as store:
         revision = (await store.execute(Txn(success=(Put(key="k", value=b""),)))).revision
         members = await store.cluster.members()
@@ -34,7 +34,7 @@ async def test_members_and_their_statuses(etcd_cluster: EtcdCluster) -> None:
             assert status.db_bytes >= status.db_bytes_in_use > 0
 
 
-async def test_the_lead_moves_where_it_is_told(etcd_cluster: EtcdCluster) -> None:
+async def test_leadership_moves_to_the_named_member(etcd_cluster: EtcdCluster) -> None:
     async with await EtcdStore.connect(etcd_cluster.endpoints) as store, asyncio.timeout(LIMIT_S):
         before = await store.cluster.status()
         target = next(m for m in await store.cluster.members() if m.id != before.leader_id)
@@ -44,7 +44,7 @@ async def test_the_lead_moves_where_it_is_told(etcd_cluster: EtcdCluster) -> Non
         await store.execute(Txn(success=(Put(key="k", value=b""),)))
 
 
-async def test_members_hold_the_same(etcd_cluster: EtcdCluster) -> None:
+async def test_all_members_have_the_same_hash(etcd_cluster: EtcdCluster) -> None:
     async with await EtcdStore.connect(etcd_cluster.endpoints) as store, asyncio.timeout(LIMIT_S):
         for number in range(20):
             await store.execute(Txn(success=(Put(key=f"k{number}", value=b"v"),)))
@@ -70,7 +70,7 @@ async def test_a_learner_comes_and_goes(start_etcd: StartEtcd) -> None:
         assert learner not in await cluster.members()
 
 
-async def test_an_endpoint_that_is_none_of_ours_is_not_found(etcd: EtcdCluster) -> None:
+async def test_defragmenting_an_unknown_endpoint_raises_not_found(etcd: EtcdCluster) -> None:
     async with await EtcdStore.connect(etcd.endpoints) as store:
         with pytest.raises(NotFound, match="elsewhere:1"):
             await store.cluster.defragment("elsewhere:1")

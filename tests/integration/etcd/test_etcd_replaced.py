@@ -111,7 +111,7 @@ def until(condition: Callable[[], bool], limit_s: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["wiped", "older"])
-def test_no_replica_serves_an_etcd_that_went_back_and_each_message_names_the_way_back(
+def test_no_replica_serves_a_wiped_or_older_etcd_and_messages_name_the_remedy(
     cluster: LocalCluster, etcd: Etcd, rank: strata.RankClient, how: str, job: str
 ) -> None:
     etcd.keep_a_copy()
@@ -170,7 +170,7 @@ def test_a_replica_that_starts_while_the_control_plane_is_restored_waits(
 
 
 @pytest.mark.slow
-def test_a_replica_that_starts_on_an_older_snapshot_says_so_to_members_that_know_better(
+def test_a_replica_on_an_older_snapshot_refuses_members_with_newer_revisions(
     cluster: LocalCluster, etcd: Etcd, rank: strata.RankClient, job: str
 ) -> None:
     etcd.keep_a_copy()

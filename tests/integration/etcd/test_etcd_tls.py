@@ -50,7 +50,7 @@ async def test_everything_works_over_tls(cluster: EtcdCluster, identity: EtcdTls
             assert (await anext(watch)).revision == revision
 
 
-async def test_a_stranger_among_etcds_is_found_out(
+async def test_an_etcd_of_an_unknown_authority_is_rejected(
     cluster: EtcdCluster, identity: EtcdTls, tmp_path: Path
 ) -> None:
     stranger = TlsConfig(ca_file=Authority(tmp_path).ca, cert_file=identity.cert, key_file=identity.key)
@@ -69,7 +69,7 @@ async def test_a_name_that_the_certificate_does_not_have_is_refused(
         await EtcdStore.connect(cluster.endpoints, tls=tls, timing=SHORT)
 
 
-async def test_a_name_of_the_certificate_may_stand_for_the_address(
+async def test_a_server_name_of_the_certificate_may_replace_the_address(
     cluster: EtcdCluster, identity: EtcdTls
 ) -> None:
     tls = TlsConfig(
@@ -79,7 +79,7 @@ async def test_a_name_of_the_certificate_may_stand_for_the_address(
         await store.read(Range(key="k"))
 
 
-async def test_etcd_wants_a_certificate_of_ours(cluster: EtcdCluster, identity: EtcdTls) -> None:
+async def test_etcd_rejects_a_client_without_a_certificate(cluster: EtcdCluster, identity: EtcdTls) -> None:
     with pytest.raises(StrataError) as caught:
         await EtcdStore.connect(cluster.endpoints, tls=TlsConfig(ca_file=identity.ca), timing=SHORT)
     assert isinstance(caught.value, ConfigError | Unavailable)

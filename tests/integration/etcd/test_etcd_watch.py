@@ -65,7 +65,7 @@ async def test_fragments_are_joined_to_whole_revisions(
     assert any(count % keys for count in fragments), "etcd never cut a revision; the test shows nothing"
 
 
-async def test_an_idle_watch_from_the_future_hears_of_progress(start_etcd: StartEtcd) -> None:
+async def test_an_idle_watch_from_a_future_revision_receives_progress(start_etcd: StartEtcd) -> None:
     """etcd does not answer the progress request of a watch that starts after the newest revision."""
     cluster = start_etcd()
     timing = Timing(progress_s=0.05)
@@ -77,7 +77,7 @@ async def test_an_idle_watch_from_the_future_hears_of_progress(start_etcd: Start
             assert watch.breaks == 0
 
 
-async def test_compaction_while_it_was_broken_is_told(start_etcd: StartEtcd) -> None:
+async def test_compaction_while_the_watch_was_broken_is_reported(start_etcd: StartEtcd) -> None:
     cluster = start_etcd()
     async with (
         await EtcdStore.connect(cluster.endpoints) as store,
@@ -95,7 +95,9 @@ async def test_compaction_while_it_was_broken_is_told(start_etcd: StartEtcd) -> 
             await batch_with_events(watch)
 
 
-async def test_compaction_of_nothing_it_missed_is_survived(start_etcd: StartEtcd) -> None:
+async def test_a_watch_survives_a_compaction_that_removes_no_event_it_still_needs(
+    start_etcd: StartEtcd,
+) -> None:
     cluster = start_etcd()
     async with (
         await EtcdStore.connect(cluster.endpoints) as store,

@@ -36,11 +36,11 @@ def run(which: str, cluster: LocalCluster, job: str) -> list[str]:
 
 
 @pytest.mark.journey
-def test_the_example_of_one_rank(cluster: LocalCluster, job: str) -> None:
+def test_the_example_of_one_rank_runs(cluster: LocalCluster, job: str) -> None:
     assert run("client.barrier(", cluster, job) == ["0 1 1"]
 
 
-def test_the_examples_beside_a_member(cluster: LocalCluster, job: str) -> None:
+def test_the_examples_beside_a_member_run(cluster: LocalCluster, job: str) -> None:
     with strata.connect(cluster.endpoints, job=job, worker_id="w0"):
         status, world = run("cluster.heartbeat(", cluster, job)
         assert job in status

@@ -47,12 +47,12 @@ def test_a_replica_that_serves_is_healthy_and_ready(cluster: LocalCluster) -> No
         assert fetch(coordinator.http, "/readyz") == (200, "ready\n")
 
 
-def test_the_status_names_every_page(cluster: LocalCluster) -> None:
+def test_the_status_names_the_http_address_of_every_replica(cluster: LocalCluster) -> None:
     found = {replica.replica: replica.http_address for replica in cluster.status().replicas}
     assert found == {c.name: c.http for c in cluster.coordinators}
 
 
-def test_one_of_the_replicas_leads(cluster: LocalCluster) -> None:
+def test_the_metrics_show_one_leader(cluster: LocalCluster) -> None:
     leader = cluster.leader()
     for coordinator in cluster.coordinators:
         metrics = scrape(coordinator.http)
@@ -61,7 +61,7 @@ def test_one_of_the_replicas_leads(cluster: LocalCluster) -> None:
         assert metrics["strata_audit_differences_total", frozenset()] == 0
 
 
-def test_the_openmetrics_form_is_given_to_who_asks_for_it(cluster: LocalCluster) -> None:
+def test_the_openmetrics_format_is_served_on_request(cluster: LocalCluster) -> None:
     code, body = fetch(
         cluster.coordinators[0].http, "/metrics", Accept="application/openmetrics-text; version=1.0.0"
     )
@@ -81,12 +81,12 @@ def test_the_openmetrics_form_is_given_to_who_asks_for_it(cluster: LocalCluster)
         ("[evil]", 421),
     ],
 )
-def test_somebody_elses_name_is_not_answered(cluster: LocalCluster, host: str, code: int) -> None:
+def test_a_foreign_host_header_is_refused(cluster: LocalCluster, host: str, code: int) -> None:
     assert fetch(cluster.coordinators[0].http, "/status", Host=host)[0] == code
     assert fetch(cluster.coordinators[0].http, "/readyz", Host=host)[0] == 200, "a probe has any name"
 
 
-def test_nothing_can_be_changed(cluster: LocalCluster) -> None:
+def test_the_http_server_refuses_post_requests(cluster: LocalCluster) -> None:
     request = urllib.request.Request(f"http://{cluster.coordinators[0].http}/", data=b"x", method="POST")
     with pytest.raises(urllib.error.HTTPError) as refusal:
         urllib.request.urlopen(request, timeout=LIMIT_S)
@@ -110,7 +110,7 @@ def test_a_port_that_is_taken_is_a_clear_error(etcd: EtcdCluster, tmp_path: Path
     assert "Traceback" not in output
 
 
-def test_it_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, record: Record) -> None:
+def test_the_http_server_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, record: Record) -> None:
     replica = nodes.strata(
         *("coordinator", f"--etcd={etcd.endpoints[0]}", "--replica=x", "--listen=127.0.0.1:0"),
         *("--http=", "--cluster=no-http", "--log-format=json"),
@@ -127,7 +127,7 @@ def test_it_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, record: Record)
 
 
 @pytest.mark.timeout(120)
-def test_clients_that_hold_on_hold_nothing_up(start_cluster: StartCluster) -> None:
+def test_stalled_http_clients_do_not_block_the_replica(start_cluster: StartCluster) -> None:
     """Hundreds of connections that never finish a request."""
     (coordinator,) = start_cluster(coordinators=1).coordinators
     host, port = coordinator.http.rsplit(":", 1)
@@ -149,7 +149,7 @@ def test_clients_that_hold_on_hold_nothing_up(start_cluster: StartCluster) -> No
     assert scrape(coordinator.http)["strata_event_loop_lag_max_seconds", frozenset()] < 1
 
 
-def test_a_signal_is_the_replicas_and_ends_it_in_order(start_cluster: StartCluster) -> None:
+def test_a_signal_ends_a_replica_cleanly_despite_an_open_http_request(start_cluster: StartCluster) -> None:
     local = start_cluster(coordinators=1)
     (coordinator,) = local.coordinators
     host, port = coordinator.http.rsplit(":", 1)

@@ -93,7 +93,7 @@ async def ask(
     return await asyncio.to_thread(fetch)
 
 
-async def test_a_certificate_of_the_cluster_may_look(authority: Authority) -> None:
+async def test_only_certificates_of_the_cluster_may_read_the_status(authority: Authority) -> None:
     viewer = authority.issue("viewer", uris=("strata://default/viewer/ann",))
     etcd = authority.issue("an-etcd", uris=("strata://default/etcd/e1",))
     stranger = authority.issue("stranger", uris=("strata://other/viewer/ann",))
@@ -120,7 +120,7 @@ async def test_a_certificate_of_the_cluster_may_look(authority: Authority) -> No
             assert (await ask(url + path, authority))[0] == 200
 
 
-async def test_a_token_may_look_as_bearer_or_as_a_password(authority: Authority, tmp_path: Path) -> None:
+async def test_a_token_is_accepted_as_bearer_or_as_a_password(authority: Authority, tmp_path: Path) -> None:
     accepted = tmp_path / "tokens.json"
     _entry, token = TokenFile(accepted).add(role=Role.VIEWER, id="ann", jobs=(), now=now(), days=None)
     basic = base64.b64encode(f"anybody:{token}".encode()).decode()
@@ -155,14 +155,14 @@ async def test_a_certificate_that_is_replaced_is_shown_at_once(authority: Author
         assert await serial() != before
 
 
-def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_certificate_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     with pytest.raises(ConfigError, match="cannot use"):
         server_context(tmp_path / "x", tmp_path / "x", None)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
-def test_on_loopback_nobody_is_asked(authority: Authority, listen: str) -> None:
+def test_on_loopback_no_credentials_are_required(authority: Authority, listen: str) -> None:
     cert, key = authority.issue("server")
     config = CoordinatorConfig(
         http_listen=listen, credentials=Credentials(ca_file=authority.ca, cert_file=cert, key_file=key)

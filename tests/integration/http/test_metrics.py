@@ -36,7 +36,7 @@ def of(address: str) -> Value:
 
 @pytest.mark.timeout(180)
 @pytest.mark.journey
-def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, tmp_path: Path) -> None:
+def test_the_counters_match_the_traffic(busy: LocalCluster, nodes: Nodes, tmp_path: Path) -> None:
     before = [of(c.http) for c in busy.coordinators]
     arguments = ("--storage", str(tmp_path), "--steps", str(STEPS), "--every", str(EVERY))
     options = ("--min-workers", "2")
@@ -97,7 +97,7 @@ def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, t
         assert now("strata_audit_differences_total") == 0
 
 
-def test_every_metric_is_documented_and_none_else(busy: LocalCluster) -> None:
+def test_the_page_documents_exactly_the_exposed_metrics(busy: LocalCluster) -> None:
     exposed = set()
     for coordinator in busy.coordinators:
         code, body = fetch(coordinator.http, "/metrics")

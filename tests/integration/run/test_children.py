@@ -67,7 +67,7 @@ def first_words(child: Child) -> list[str]:
     return tail.stdout.split()
 
 
-def test_exit_code_log_and_words(tmp_path: Path) -> None:
+def test_a_child_reports_its_exit_code_log_and_description(tmp_path: Path) -> None:
     child = run_in_shell("echo one; echo two >&2; exit 7", tmp_path / "logs" / "a.log")
     assert child.join(LIMIT_S) == 7
     assert child.tail() == "one\ntwo"
@@ -89,19 +89,19 @@ def test_the_environment_arrives_as_given(tmp_path: Path) -> None:
     assert child.tail() == "A=1"
 
 
-def test_the_signal_that_ended_it_is_named(tmp_path: Path) -> None:
+def test_a_child_names_the_signal_that_ended_it(tmp_path: Path) -> None:
     child = run_in_shell("kill -9 $$", tmp_path / "log")
     assert child.join(LIMIT_S) == -signal.SIGKILL
     assert child.describe() == "was ended by SIGKILL"
 
 
-def test_stop_asks_first(tmp_path: Path) -> None:
+def test_stop_sends_sigterm_first(tmp_path: Path) -> None:
     child = run_in_shell("trap 'exit 3' TERM; echo up; while :; do sleep 0.05; done", tmp_path / "log")
     first_words(child)
     assert child.stop(LIMIT_S) == 3
 
 
-def test_who_was_asked_is_not_asked_again(tmp_path: Path) -> None:
+def test_stop_sends_no_second_sigterm_after_request_stop(tmp_path: Path) -> None:
     once = "trap 'trap \"exit 4\" TERM; echo asked' TERM; echo up; for i in $(seq 20); do sleep 0.05; done; exit 3"
     child = run_in_shell(once, tmp_path / "log")
     first_words(child)
@@ -112,7 +112,7 @@ def test_who_was_asked_is_not_asked_again(tmp_path: Path) -> None:
     assert child.stop(LIMIT_S) == 3
 
 
-def test_stop_insists_after_the_grace(tmp_path: Path) -> None:
+def test_stop_kills_a_child_after_the_grace(tmp_path: Path) -> None:
     child = run_in_shell("trap '' TERM; echo up; while :; do sleep 0.05; done", tmp_path / "log")
     first_words(child)
     assert child.stop(0.1) == -signal.SIGKILL
@@ -141,7 +141,7 @@ def test_a_frozen_child_does_nothing_until_it_is_resumed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
-def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path, how: str) -> None:
+def test_processes_that_a_child_leaves_behind_end_with_it(tmp_path: Path, how: str) -> None:
     rest = "; wait" if how == "killed" else ""
     child = run_in_shell(f"sleep 1000 & echo $!{rest}", tmp_path / "log")
     (grandchild,) = map(int, first_words(child))
@@ -205,7 +205,7 @@ def test_sigkill_of_the_parent_ends_child_and_grandchild(start: str) -> None:
             wait_gone(pid)
 
 
-def test_a_forked_child_that_holds_the_pipe_delays_nothing() -> None:
+def test_a_forked_child_that_holds_the_pipe_does_not_delay_the_cleanup() -> None:
     script = f"""
 {PARENT}
 import os, signal
@@ -224,7 +224,7 @@ signal.pause()
         os.kill(fork, signal.SIGKILL)
 
 
-def test_an_orderly_end_of_the_parent_takes_all_along() -> None:
+def test_a_clean_exit_of_the_parent_ends_the_guardian_and_all_children() -> None:
     script = f"""
 {PARENT}
 import os

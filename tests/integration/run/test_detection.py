@@ -109,7 +109,7 @@ def test_a_frozen_agent_loses_its_place_and_gets_one_when_it_thaws(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_who_holds_the_gil_for_30_s_is_not_declared_dead(
+def test_a_rank_that_holds_the_gil_for_30_s_is_not_declared_dead(
     quick: LocalCluster, nodes: Nodes, record: Record
 ) -> None:
     """Ranks under a supervisor, and a standalone process."""

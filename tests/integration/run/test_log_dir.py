@@ -74,7 +74,7 @@ def crashed_rank(client: CoordinatorClient, job: str) -> Any:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_each_rank_writes_into_its_own_file_and_a_look_shows_its_end(
+def test_each_rank_logs_to_its_own_file_whose_last_lines_are_shown(
     cluster: LocalCluster, tmp_path: Path, warm: bool
 ) -> None:
     script, stop, logs = tmp_path / "train.py", tmp_path / "stop", tmp_path / "logs"
@@ -118,7 +118,7 @@ def test_each_rank_writes_into_its_own_file_and_a_look_shows_its_end(
         assert text == f"out of rank {rank}\nerr of rank {rank}\n"
 
 
-def test_what_a_rank_wrote_before_it_crashed_is_shown_beside_what_its_next_process_writes(
+def test_a_crashed_ranks_output_is_shown_beside_that_of_its_next_process(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     script, stop, logs = tmp_path / "train.py", tmp_path / "stop", tmp_path / "logs"

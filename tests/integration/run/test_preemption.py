@@ -159,7 +159,7 @@ def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) 
     stopped_together(training.heard("preempted", count=2))
 
 
-def test_ranks_that_ask_their_manager_stop_together_under_an_agent(
+def test_ranks_that_poll_their_manager_stop_together_under_an_agent(
     training: Training, cluster: LocalCluster, nodes: Nodes, tmp_path: Path
 ) -> None:
     """`should_save` and `reached_preemption` return True on all ranks at the same step, before any signal."""
@@ -180,7 +180,7 @@ def test_ranks_that_ask_their_manager_stop_together_under_an_agent(
         assert latest == reached
 
 
-def test_trainers_without_an_agent_stop_together_too(training: Training) -> None:
+def test_standalone_trainers_stop_together(training: Training) -> None:
     started = [training.standalone(number, 2) for number in range(2)]
     training.heard("training", count=2)
     started[0].signal(signal.SIGTERM)
@@ -188,7 +188,7 @@ def test_trainers_without_an_agent_stop_together_too(training: Training) -> None
     stopped_together(training.heard("preempted", count=2))
 
 
-def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_failed(
+def test_standalone_trainers_preempted_together_leave_without_a_failure(
     training: Training, cluster: LocalCluster, job: str
 ) -> None:
     """Each of the two reports that only its own member must leave; the third trainer ends with its generation."""
@@ -206,7 +206,7 @@ def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_f
     assert started[2].join() == 75
 
 
-def test_a_script_that_ends_well_after_it_was_preempted_has_not_finished_the_job(
+def test_a_preempted_script_that_exits_with_0_does_not_finish_the_job(
     training: Training, cluster: LocalCluster, job: str
 ) -> None:
     nodes = training.start(1, 1, options=("--max-workers", "2"), needed=1, arguments=("--ends-well",))

@@ -36,7 +36,7 @@ def check(record: Record, ranks: int, *, grpc: bool) -> None:
         ("after", "1"),
     ],
 )
-def test_under_strata_run(
+def test_ranks_and_their_data_workers_run_under_strata_run_with_and_without_grpc(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, when: str, fork_support: str | None
 ) -> None:
     arguments = ("--storage", str(tmp_path), "--grpc", when)
@@ -48,7 +48,7 @@ def test_under_strata_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["never", "after"])
-def test_under_torchrun(
+def test_ranks_and_their_data_workers_run_under_torchrun_with_and_without_grpc(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, when: str
 ) -> None:
     arguments = ("--storage", str(tmp_path), "--grpc", when)

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-def test_killed_ranks_cost_no_committed_step_and_no_bit(tmp_path: Path) -> None:
+def test_killed_ranks_lose_no_committed_step_and_resume_bit_for_bit(tmp_path: Path) -> None:
     record, path = Record(), tmp_path / "report.json"
     argv = [sys.executable, "-m", "tests.rank_kills", "--kills", "3", "--seed", "2", "--json", str(path)]
     talker = Talker([*argv, "--folder", str(tmp_path / "run")], name="rank-kills", record=record)

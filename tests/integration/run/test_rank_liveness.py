@@ -74,7 +74,7 @@ def test_a_rank_that_is_stopped_is_killed_and_all_step_again_within_2_s(
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_for_4_s_goes_on(usual: LocalCluster, nodes: Nodes, record: Record) -> None:
+def test_a_rank_stopped_for_4_s_survives(usual: LocalCluster, nodes: Nodes, record: Record) -> None:
     victim = started(nodes, usual)[0]["pid"]
     os.kill(victim, signal.SIGSTOP)
     time.sleep(4.0)
@@ -83,7 +83,7 @@ def test_a_rank_that_is_stopped_for_4_s_goes_on(usual: LocalCluster, nodes: Node
 
 
 @pytest.mark.slow
-def test_a_rank_that_a_debugger_holds_for_a_minute_goes_on(
+def test_a_rank_held_by_a_debugger_for_a_minute_survives(
     usual: LocalCluster, nodes: Nodes, record: Record, need: Need
 ) -> None:
     victim = started(nodes, usual)[0]["pid"]
@@ -98,7 +98,7 @@ def test_a_rank_that_a_debugger_holds_for_a_minute_goes_on(
 
 
 @pytest.mark.slow
-def test_a_rank_that_holds_the_gil_for_a_minute_goes_on(
+def test_a_rank_that_holds_the_gil_for_a_minute_survives(
     usual: LocalCluster, nodes: Nodes, record: Record
 ) -> None:
     node = nodes.run(usual.endpoints, "gil", "--hold-s", "60", options=SLOTS)

@@ -119,7 +119,7 @@ def test_on_a_pipe_ranks_lines_have_their_rank_and_stratas_own_are_plain_text_on
     assert '{"' not in run.stderr
 
 
-def test_without_a_prefix_ranks_write_where_the_command_does(
+def test_without_a_prefix_ranks_write_to_the_output_of_the_command(
     cluster: LocalCluster, job: str, script: Path, environment: dict[str, str]
 ) -> None:
     script.write_text(TALKS)
@@ -147,7 +147,7 @@ def test_on_a_terminal_of_80_columns_prefixes_have_colours_and_lines_come_at_onc
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_killed_rank_says_its_signal_and_last_lines_and_leaves_no_traceback(
+def test_a_killed_rank_reports_its_signal_and_last_lines_without_a_traceback(
     cluster: LocalCluster, job: str, script: Path, environment: dict[str, str], context: str
 ) -> None:
     script.write_text(KILLED)
@@ -239,7 +239,7 @@ def test_logs_shows_and_follows_the_files_of_ranks_and_needs_no_coordinator(
 
 
 @pytest.mark.slow
-def test_a_node_that_no_coordinator_answers_says_so_every_ten_seconds_and_ends_with_3(
+def test_a_node_without_coordinators_logs_that_every_ten_seconds_and_exits_with_3(
     environment: dict[str, str],
 ) -> None:
     endpoints = f"127.0.0.1:{free_port()}"
@@ -248,6 +248,6 @@ def test_a_node_that_no_coordinator_answers_says_so_every_ten_seconds_and_ends_w
     assert run.returncode == 3
     assert f"coordinators.unreachable endpoints={endpoints} reason=" in run.stderr
     error, hint = run.stderr.splitlines()[-2:]
-    assert error.startswith(f"error: no coordinator at {endpoints} has taken this node in within 11 s: ")
+    assert error.startswith(f"error: no coordinator at {endpoints} has accepted this node within 11 s: ")
     assert "Connection refused" in error
     assert "strata doctor" in hint

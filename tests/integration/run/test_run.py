@@ -119,7 +119,7 @@ def test_the_last_of_the_allowed_generations_fails_the_job(cluster: LocalCluster
 
 
 @pytest.mark.journey
-def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nodes) -> None:
+def test_a_failed_job_runs_again_with_resume(cluster: LocalCluster, nodes: Nodes) -> None:
     quick = ("--settle-s", "0.2")
     failed = nodes.run(cluster.endpoints, "plain", "--signal", "9", options=quick)
     assert failed.join() == 78
@@ -128,7 +128,7 @@ def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nod
 
 
 @pytest.mark.slow
-def test_a_resumed_job_says_whom_it_waits_for(cluster: LocalCluster, nodes: Nodes) -> None:
+def test_a_resumed_job_reports_how_many_members_it_waits_for(cluster: LocalCluster, nodes: Nodes) -> None:
     two = ("--settle-s", "0.2", "--min-workers", "2")
     for node in [nodes.run(cluster.endpoints, "plain", node=name, options=two) for name in "ab"]:
         assert node.join() == 0
@@ -138,7 +138,7 @@ def test_a_resumed_job_says_whom_it_waits_for(cluster: LocalCluster, nodes: Node
     assert (first.join(), second.join()) == (0, 0)
 
 
-def test_a_job_that_is_done_begins_anew_and_keeps_what_it_had(
+def test_a_finished_job_restarts_at_step_0_and_keeps_its_checkpoints(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     for options in (), ("--new",):
@@ -186,7 +186,7 @@ def test_a_command_that_does_not_exist_is_a_usage_error(
     ids=" ".join,
 )
 @pytest.mark.journey
-def test_wrong_usage_is_2_without_a_traceback(words: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_2_without_a_traceback(words: tuple[str, ...]) -> None:
     code, output = run_strata(*words)
     assert code == 2, output
     assert "Traceback" not in output
@@ -202,7 +202,7 @@ def test_the_two_dashes_may_be_left_out(cluster: LocalCluster, nodes: Nodes) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_without_coordinators_it_waits_says_why_and_may_be_interrupted(
+def test_an_agent_without_coordinators_waits_logs_why_and_stops_on_a_signal(
     nodes: Nodes, number: signal.Signals
 ) -> None:
     endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))

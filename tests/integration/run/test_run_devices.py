@@ -71,5 +71,5 @@ def test_a_node_whose_device_has_failed_does_not_join(
     put(sick, WELL, {"handle_error": 15})
     node = nodes.run(cluster.endpoints, "plain", env=host(sick))
     assert node.join() == 4
-    line = nodes.record.wait_line("is not to be trained on")
+    line = nodes.record.wait_line("of this node cannot be used")
     assert "device 1 of this node" in line

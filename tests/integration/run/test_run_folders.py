@@ -25,7 +25,7 @@ def folders(place: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_next_start_removes_what_a_killed_agent_left(
+def test_the_next_start_removes_the_folder_of_a_killed_agent(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, place: Path
 ) -> None:
     until = tmp_path / "until"

@@ -30,7 +30,7 @@ def finish(until: Path, *nodes: Talker) -> None:
 
 
 @pytest.mark.journey
-def test_a_rank_killed_begins_a_generation_in_which_everybody_keeps_its_place(
+def test_a_killed_rank_starts_a_generation_in_which_every_rank_keeps_its_place(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -52,7 +52,7 @@ def test_a_rank_killed_begins_a_generation_in_which_everybody_keeps_its_place(
     finish(until, a, b)
 
 
-def test_the_next_generation_runs_in_processes_that_have_imported_already(
+def test_the_next_generation_runs_in_prewarmed_processes(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -74,7 +74,7 @@ def test_the_next_generation_runs_in_processes_that_have_imported_already(
     finish(until, node)
 
 
-def test_a_rank_that_exits_with_an_error_begins_a_generation_too(
+def test_a_rank_that_exits_with_an_error_starts_a_new_generation(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"

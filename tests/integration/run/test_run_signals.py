@@ -25,7 +25,7 @@ def usual_signals() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.journey
-def test_a_signal_reaches_the_ranks_and_is_the_status(
+def test_a_signal_reaches_the_ranks_and_sets_the_exit_status(
     cluster: LocalCluster, nodes: Nodes, record: Record, number: signal.Signals
 ) -> None:
     node = nodes.run(cluster.endpoints, "plain", "--wait", options=("--slots", "2"))
@@ -63,7 +63,7 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace(
     node.wait_quiet()
 
 
-def test_ctrl_c_of_a_terminal_ends_all(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
+def test_ctrl_c_in_a_terminal_ends_the_run(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
     """The terminal sends SIGINT to the foreground process group, which does not include the ranks."""
     node = nodes.run(cluster.endpoints, "plain", "--wait")
     record.wait_one("start")

@@ -62,7 +62,7 @@ def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, no
 
 
 @pytest.mark.slow
-def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes: Nodes) -> None:
+def test_a_hung_rank_is_evicted_and_the_job_continues(cluster: LocalCluster, nodes: Nodes) -> None:
     node = nodes.run(cluster.endpoints, "hanging", options=(*OPTIONS, "--on-stall", "evict"))
     assert node.join() == 0
     (killed,) = nodes.record.of("rank.killed")
@@ -72,9 +72,7 @@ def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes
 
 
 @pytest.mark.slow
-def test_a_job_that_stands_still_goes_on_after_a_pause_without_a_save(
-    cluster: LocalCluster, nodes: Nodes
-) -> None:
+def test_a_stalled_job_continues_after_a_pause_without_a_save(cluster: LocalCluster, nodes: Nodes) -> None:
     """The test runs the commands of docs/operate/stuck-job.md."""
     node = nodes.run(cluster.endpoints, "hanging", options=OPTIONS)
     nodes.record.wait("rank.stalled", count=3)
@@ -113,7 +111,7 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
 
 
 @pytest.mark.slow
-def test_a_rank_whose_loader_blocks_and_one_that_is_stopped_are_named_before_that_is_a_stall(
+def test_a_blocked_loader_and_a_suspended_rank_are_diagnosed_before_a_stall(
     start_cluster: StartCluster, nodes: Nodes, tmp_path: Path
 ) -> None:
     patient = start_cluster(coordinators=2, detect_s=10.0)  # else the agent kills a stopped rank first

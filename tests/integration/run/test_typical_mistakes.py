@@ -220,7 +220,7 @@ def test_a_taken_port_is_named_by_dev_and_by_a_coordinator(place: Place, port: s
 
 
 @pytest.mark.slow
-def test_a_job_that_such_an_error_failed_goes_on_once_it_is_mended_and_needs_no_flag(place: Place) -> None:
+def test_a_job_failed_by_a_checkpoint_mismatch_restarts_without_a_flag_once_fixed(place: Place) -> None:
     storage = place.folder / "root"
     code, _ = begun(place, storage, "--numbers", "5")
     assert code == 78

@@ -47,7 +47,7 @@ def refused(client: CoordinatorClient) -> StrataError:
 
 
 @pytest.mark.journey
-def test_replicas_know_each_other(secured: Secured) -> None:
+def test_replicas_authenticate_each_other_by_certificate(secured: Secured) -> None:
     with secured.client(secured.who(Role.VIEWER, "v")) as client:
         answer = client.call_until(
             GetStatusRequest(), lambda status: sum(r.ready for r in status.replicas) == 3
@@ -56,7 +56,7 @@ def test_replicas_know_each_other(secured: Secured) -> None:
     assert all(member.healthy for member in answer.etcd)
 
 
-def test_a_member_is_itself_and_nobody_else(secured: Secured, job: str) -> None:
+def test_a_member_may_act_only_under_its_own_worker_id(secured: Secured, job: str) -> None:
     with secured.client(secured.who(Role.MEMBER, "w1"), job=job) as client:
         assert client.register(worker_id="w1").incarnation
         assert client.heartbeat(worker_id="w1") is not None
@@ -68,7 +68,7 @@ def test_a_member_is_itself_and_nobody_else(secured: Secured, job: str) -> None:
         client.leave(worker_id="w1")
 
 
-def test_a_bare_heartbeat_registers_whom_the_caller_may_speak_for(secured: Secured, job: str) -> None:
+def test_a_bare_heartbeat_registers_only_workers_its_caller_may_act_for(secured: Secured, job: str) -> None:
     address = secured.local.coordinators[0].address
 
     def beat(who: Credentials, *, worker_id: str, job: str = "") -> None:
@@ -109,7 +109,7 @@ def test_a_certificate_may_be_limited_to_a_job(secured: Secured, job: str) -> No
         client.leave(worker_id="w1")
 
 
-def test_only_a_coordinator_is_a_peer_and_a_watch_asks_too(secured: Secured) -> None:
+def test_only_a_coordinator_may_link_as_a_peer_and_watches_are_authorized_too(secured: Secured) -> None:
     address = secured.local.coordinators[0].address
     for role, method in (
         (Role.OPERATOR, "Peers.Link"),
@@ -123,7 +123,7 @@ def test_only_a_coordinator_is_a_peer_and_a_watch_asks_too(secured: Secured) -> 
                 next(stream)
 
 
-def test_a_coordinator_is_believed_under_its_own_name_only(secured: Secured) -> None:
+def test_a_coordinator_certificate_is_valid_only_for_its_own_replica(secured: Secured) -> None:
     target, other = secured.local.coordinators[:2]
     with sync_channel(target.address, secured.who(Role.COORDINATOR, "x")) as channel:
         stub: Any = PeersStub(channel)
@@ -133,7 +133,7 @@ def test_a_coordinator_is_believed_under_its_own_name_only(secured: Secured) -> 
             next(stub.Link(iter([hello]), timeout=LIMIT_S))
 
 
-def test_health_and_reflection_are_open_to_whom_the_transport_lets_in(secured: Secured) -> None:
+def test_health_and_reflection_are_open_to_any_certificate_of_the_cluster(secured: Secured) -> None:
     address = secured.local.coordinators[0].address
     with sync_channel(address, secured.who(Role.ETCD, "e")) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -149,7 +149,7 @@ def test_health_and_reflection_are_open_to_whom_the_transport_lets_in(secured: S
 @pytest.mark.parametrize(
     ("case", "cls", "said"),
     [
-        ("nothing", Unauthenticated, "wants a certificate, and we have none"),
+        ("nothing", Unauthenticated, "requires a client certificate, and we have none"),
         ("a stranger", Unauthenticated, "does not accept our certificate"),
         ("no trust", ConfigError, "not signed by our authority"),
         ("expired", ConfigError, r"our certificate .* expired on 20\d\d-\d\d-\d\d"),
@@ -157,13 +157,13 @@ def test_health_and_reflection_are_open_to_whom_the_transport_lets_in(secured: S
         ("another cluster", PermissionDenied, "belongs to cluster elsewhere, this is default"),
         ("no identity", Unauthenticated, "names no identity"),
         ("a role for etcd", PermissionDenied, "etcd e may not call"),
-        ("plaintext", ConfigError, "speaks TLS, and we were told to speak plaintext"),
+        ("plaintext", ConfigError, "speaks TLS, and plaintext is configured"),
         ("a readable key", ConfigError, "can be read by others"),
         ("two halves", ConfigError, "are no certificate and its key"),
         ("rubbish", ConfigError, "no certificate"),
     ],
 )
-def test_who_is_not_let_in_is_told_why(
+def test_a_rejected_caller_receives_the_reason(
     secured: Secured, tmp_path: Path, case: str, cls: type[StrataError], said: str
 ) -> None:
     error = refused(secured.client(prepared(case, secured, tmp_path)))
@@ -211,7 +211,7 @@ def prepared(case: str, secured: Secured, folder: Path) -> Credentials:
     return good
 
 
-def test_tls_to_a_port_without_it_is_said(cluster: LocalCluster, secured: Secured) -> None:
+def test_tls_to_a_plaintext_port_is_reported(cluster: LocalCluster, secured: Secured) -> None:
     client = CoordinatorClient.connect(
         cluster.endpoints, timeout_s=LIMIT_S, credentials=secured.who(Role.VIEWER, "v")
     )
@@ -228,10 +228,10 @@ def test_tls_to_a_port_without_it_is_said(cluster: LocalCluster, secured: Secure
     [
         (Role.VIEWER, ("status",), 0, "leader"),
         (Role.ETCD, ("status",), 4, "error: etcd x may not call Admin.GetStatus"),
-        (None, ("status",), 4, "wants a certificate"),
+        (None, ("status",), 4, "requires a client certificate"),
     ],
 )
-def test_the_command_line_says_it_too(
+def test_the_command_line_reports_rejections_without_a_traceback(
     secured: Secured, role: Role | None, words: tuple[str, ...], code: int, said: str
 ) -> None:
     good = secured.who(role or Role.VIEWER, "x")
@@ -242,7 +242,7 @@ def test_the_command_line_says_it_too(
     assert "Traceback" not in output
 
 
-def test_a_run_under_anothers_name_is_refused(secured: Secured, job: str) -> None:
+def test_a_run_under_another_members_worker_id_is_refused(secured: Secured, job: str) -> None:
     mine = secured.who(Role.MEMBER, "node-1")
     where = ("--endpoints", secured.local.endpoints, "--job", job)
     code, output = run_strata("run", *where, "--worker-id", "node-2", *flags(mine), "--", "true")
@@ -252,7 +252,7 @@ def test_a_run_under_anothers_name_is_refused(secured: Secured, job: str) -> Non
 
 
 @pytest.mark.journey
-def test_a_whole_run_over_tls_and_ranks_inherit_no_credentials(
+def test_a_run_works_over_tls_and_its_ranks_inherit_no_credentials(
     secured: Secured, nodes: Nodes, job: str
 ) -> None:
     mine = secured.who(Role.MEMBER, "node-1")
@@ -306,7 +306,7 @@ def test_a_standalone_process_shows_its_certificate_through_its_agent(
     assert str(mine.key_file) not in joined["words"], "anybody may read a command line"
 
 
-def test_an_error_is_two_lines_and_none_of_grpcs(secured: Secured, tmp_path: Path) -> None:
+def test_a_certificate_error_is_two_lines_without_grpc_output(secured: Secured, tmp_path: Path) -> None:
     code, output = run_strata(
         "status", "--endpoints", secured.local.endpoints, *flags(prepared("no trust", secured, tmp_path))
     )

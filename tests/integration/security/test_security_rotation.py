@@ -40,7 +40,7 @@ def serial(address: str, credentials: Credentials) -> str:
     return str(shown["serialNumber"]).lower().lstrip("0")
 
 
-def test_new_connections_get_the_new_certificate_and_old_ones_go_on(secured: Secured) -> None:
+def test_new_connections_use_the_new_certificate_and_old_ones_stay_open(secured: Secured) -> None:
     folder, address = secured.folder / "coordinator-3", secured.local.coordinators[2].address
     viewer = secured.who(Role.VIEWER, "v")
     old = describe(folder / "cert.pem").serial
@@ -61,7 +61,7 @@ def test_a_certificate_that_cannot_be_used_is_not_taken(secured: Secured) -> Non
     secured.authority.renew(folder, now=NOW - 100 * DAY, days=10)  # long expired
     assert serial(address, viewer) == used
     log = secured.local.coordinators[1].log.read_text()
-    assert "certificate_not_taken" in log
+    assert "certificate_not_loaded" in log
     assert "expired on" in log
     newest = secured.authority.renew(folder, now=dt.datetime.now(dt.UTC), days=100).serial
     assert serial(address, viewer) == newest
@@ -117,7 +117,7 @@ async def serving(credentials: Credentials) -> AsyncIterator[int]:
     ("host", "age", "said"),
     [("127.0.0.1", 10, "expired on"), ("127.0.0.1", -10, "is not valid before"), ("localhost", 0, "")],
 )
-async def test_what_is_wrong_with_a_servers_certificate_is_said(
+async def test_the_fault_of_a_server_certificate_is_named_in_the_error(
     tmp_path: Path, host: str, age: int, said: str
 ) -> None:
     authority = Authority.create(tmp_path / "ca", cluster="c", now=NOW - 50 * DAY)
@@ -130,7 +130,7 @@ async def test_what_is_wrong_with_a_servers_certificate_is_said(
         assert isinstance(error, ConfigError)
 
 
-async def test_a_name_that_a_servers_certificate_lacks_is_said(tmp_path: Path) -> None:
+async def test_a_name_missing_from_a_server_certificate_is_named_in_the_error(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca", cluster="c", now=NOW)
     theirs = issued(authority, tmp_path / "m", Role.MEMBER, "m")
     async with serving(theirs) as port:
@@ -139,7 +139,7 @@ async def test_a_name_that_a_servers_certificate_lacks_is_said(tmp_path: Path) -
     assert "127.0.0.1" in error.message
 
 
-async def test_a_port_where_nobody_listens_proves_nothing(tmp_path: Path) -> None:
+async def test_a_closed_port_yields_no_explanation(tmp_path: Path) -> None:
     async with serving(
         issued(Authority.create(tmp_path / "ca", cluster="c", now=NOW), tmp_path / "s", Role.ETCD, "e")
     ) as port:

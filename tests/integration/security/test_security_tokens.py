@@ -65,7 +65,7 @@ def client(local: LocalCluster, credentials: Credentials, *, job: str = "default
     return CoordinatorClient.connect(local.endpoints, job=job, timeout_s=LIMIT_S, credentials=credentials)
 
 
-def test_a_token_says_who_calls(local: LocalCluster, folder: Path, job: str) -> None:
+def test_a_token_determines_the_callers_identity(local: LocalCluster, folder: Path, job: str) -> None:
     with client(local, token(folder, Role.MEMBER, "w1", jobs=(job,)), job=job) as mine:
         assert mine.register(worker_id="w1").incarnation
         with pytest.raises(PermissionDenied, match="may not speak for"):
@@ -79,7 +79,7 @@ def test_a_token_says_who_calls(local: LocalCluster, folder: Path, job: str) -> 
         mine.register(worker_id="w1")
 
 
-def test_replicas_know_each_other_by_token(local: LocalCluster, folder: Path) -> None:
+def test_replicas_authenticate_each_other_by_token(local: LocalCluster, folder: Path) -> None:
     with client(local, token(folder, Role.VIEWER, "v")) as mine:
         answer = mine.call_until(GetStatusRequest(), lambda s: sum(r.ready for r in s.replicas) == 2)
     assert [r.ready for r in answer.replicas] == [True, True]
@@ -88,15 +88,15 @@ def test_replicas_know_each_other_by_token(local: LocalCluster, folder: Path) ->
 @pytest.mark.parametrize(
     ("case", "cls", "said"),
     [
-        ("none", Unauthenticated, "wants a token, and none was sent"),
-        ("wrong", Unauthenticated, "not one that this cluster accepts"),
-        ("revoked", Unauthenticated, "not one that this cluster accepts"),
+        ("none", Unauthenticated, "requires a token, and none was sent"),
+        ("wrong", Unauthenticated, "this cluster does not accept the token"),
+        ("revoked", Unauthenticated, "this cluster does not accept the token"),
         ("readable", ConfigError, "can be read by others"),
         ("the hashes", ConfigError, "does not hold a token"),
         ("missing", ConfigError, "cannot read"),
     ],
 )
-def test_who_has_no_good_token_is_told_why(
+def test_a_caller_with_an_invalid_token_is_refused_with_the_reason(
     local: LocalCluster, folder: Path, tmp_path: Path, case: str, cls: type[StrataError], said: str
 ) -> None:
     mine = token(folder, Role.VIEWER, "v")
@@ -139,7 +139,7 @@ def test_a_run_with_a_token_and_no_secret_in_any_log(local: LocalCluster, folder
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_while_its_token_is_replaced(
+def test_a_training_continues_while_its_token_is_replaced(
     local: LocalCluster, folder: Path, nodes: Nodes, tmp_path: Path
 ) -> None:
     mine, stop = token(folder, Role.MEMBER, "node-1"), tmp_path / "stop"

@@ -41,7 +41,7 @@ def finish(until: Path, *agents: Talker) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.journey
-def test_a_worker_killed_begins_a_generation_and_gloo_meets_in_a_fresh_store(
+def test_a_killed_worker_starts_a_generation_and_gloo_uses_a_fresh_store(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
@@ -61,7 +61,7 @@ def test_a_worker_killed_begins_a_generation_and_gloo_meets_in_a_fresh_store(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_workers_agents_rank_0_s_agent_and_all_coordinators_are_lost_and_the_run_finishes(
+def test_a_run_survives_lost_workers_agents_and_all_coordinators(
     start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     cluster = start_cluster(etcd_members=1, coordinators=3)
@@ -190,7 +190,7 @@ def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_si
 
 
 @pytest.mark.timeout(180)
-def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
+def test_workers_that_exit_with_0_after_a_stop_do_not_finish_the_job(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     stopping = ("stopping", "--storage", str(tmp_path / "checkpoints"), "--ends-well")
@@ -203,7 +203,7 @@ def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
 
 
 @pytest.mark.timeout(180)
-def test_agents_without_restarts_left_leave_one_by_one_as_they_are_asked(
+def test_agents_without_restarts_left_still_leave_one_by_one_on_request(
     start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     # this test is about stops: no worker may count as frozen, however slow the machine is
@@ -250,7 +250,7 @@ def test_an_agent_that_would_give_up_at_the_first_failure_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_worker_that_hangs_is_named_with_its_stack_and_ended_if_asked_for(
+def test_a_hung_worker_is_named_with_its_stack_and_evicted_if_configured(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     one = agent(
@@ -276,7 +276,7 @@ def test_a_worker_that_hangs_is_named_with_its_stack_and_ended_if_asked_for(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_an_agent_that_a_program_makes_numbers_the_workers_of_its_role(
+def test_an_agent_numbers_the_workers_of_its_role(
     cluster: LocalCluster, nodes: Nodes, record: Record
 ) -> None:
     roles = {"a": ("master", 1), "b": ("trainer", 2), "c": ("trainer", 1)}
@@ -300,7 +300,7 @@ def test_an_agent_that_a_program_makes_numbers_the_workers_of_its_role(
 
 
 @pytest.mark.timeout(120)
-def test_what_another_try_would_meet_again_is_tried_once(
+def test_a_configuration_error_is_not_retried(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     nobody = {name: None for name in os.environ if name.startswith("AWS_")}

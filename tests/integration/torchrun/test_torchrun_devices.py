@@ -54,7 +54,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
     return Devices(file, library)
 
 
-async def test_an_agent_whose_device_fails_is_asked_to_leave(agents: Agents, devices: Devices) -> None:
+async def test_an_agent_whose_device_fails_has_to_leave(agents: Agents, devices: Devices) -> None:
     agent = agents.start("a", min_nodes=1, max_nodes=1)
     await joined(agent)
     devices.fail(0)

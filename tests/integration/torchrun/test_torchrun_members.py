@@ -113,7 +113,7 @@ async def raised(joining: Coroutine[Any, Any, Joined]) -> Exception:
     raise AssertionError(f"joined generation {place.generation}")
 
 
-async def test_members_meet_where_rank_0_s_says_and_tell_their_workers_where_they_stand(
+async def test_members_rendezvous_at_rank_0_and_pass_their_environment_to_workers(
     agents: Agents,
 ) -> None:
     a, b = agents.start("a", slots=2), agents.start("b", slots=3)
@@ -129,7 +129,7 @@ async def test_members_meet_where_rank_0_s_says_and_tell_their_workers_where_the
     assert "STRATA_RESTORE" not in environment
 
 
-async def test_a_failure_ends_the_generation_for_all_and_is_told_by_name(
+async def test_a_rank_failure_ends_the_generation_for_all_and_names_the_signal(
     agents: Agents, cluster: LocalCluster, job: str
 ) -> None:
     a, b = agents.start("a"), agents.start("b")
@@ -159,7 +159,7 @@ async def test_a_newcomer_and_a_loss_are_both_a_reason_to_meet_again(agents: Age
     assert {place.world.size for place, _ in shrunk} == {2}
 
 
-async def test_a_spare_takes_the_place_of_who_leaves_and_ends_when_the_job_is_done(agents: Agents) -> None:
+async def test_a_spare_replaces_a_departed_agent_and_ends_when_the_job_is_done(agents: Agents) -> None:
     a, b = agents.start("a"), agents.start("b")
     await joined(a, b)
     c = agents.start("c")
@@ -180,7 +180,7 @@ async def test_a_spare_takes_the_place_of_who_leaves_and_ends_when_the_job_is_do
     assert a.closed
 
 
-async def test_the_end_is_closed_to_its_attempt_and_open_to_the_next(agents: Agents) -> None:
+async def test_a_finished_job_is_closed_to_its_attempt_and_open_to_the_next(agents: Agents) -> None:
     one = {"min_nodes": 1, "max_nodes": 1}
     a = agents.start("a", attempt=1, **one)
     await joined(a)
@@ -197,7 +197,7 @@ async def test_the_end_is_closed_to_its_attempt_and_open_to_the_next(agents: Age
     assert place.generation == 2
 
 
-async def test_who_is_done_leaves_a_world_that_must_begin_again(agents: Agents) -> None:
+async def test_a_finished_agent_is_left_out_of_the_next_world(agents: Agents) -> None:
     """A finished agent waits in torch's exit barrier and can no longer start workers."""
     limits = {"min_nodes": 1, "max_nodes": 2}
     a, b = agents.start("a", **limits), agents.start("b", **limits)
@@ -212,7 +212,7 @@ async def test_who_is_done_leaves_a_world_that_must_begin_again(agents: Agents) 
     await a.leave()
 
 
-async def test_a_breaker_that_was_asked_for_ends_the_job_with_its_reason(agents: Agents) -> None:
+async def test_the_no_progress_limit_fails_the_job_with_the_last_reason(agents: Agents) -> None:
     a = agents.start("a", min_nodes=1, max_nodes=1, max_no_progress_generations=1)
     await joined(a)
     error = await raised(a.join(RankFailure(rank=0, code=3, reason="exited with 3"), open_store))
@@ -221,14 +221,14 @@ async def test_a_breaker_that_was_asked_for_ends_the_job_with_its_reason(agents:
     assert a.closed
 
 
-async def test_waiting_for_others_has_an_end_that_says_what_is_missing(agents: Agents) -> None:
+async def test_an_agent_without_a_world_gives_up_after_its_join_timeout(agents: Agents) -> None:
     a = agents.start("a", join_timeout_s=0.5)
     error = await raised(a.join(None, open_store))
     assert isinstance(error, Unavailable)
     assert "no world with a place for this agent within 0.5 s" in str(error)
 
 
-async def test_without_any_coordinator_the_wait_ends_too(agents: Agents) -> None:
+async def test_a_join_without_any_coordinator_times_out(agents: Agents) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         endpoints = parse_endpoints(f"127.0.0.1:{nobody.getsockname()[1]}")
@@ -237,7 +237,7 @@ async def test_without_any_coordinator_the_wait_ends_too(agents: Agents) -> None
     assert isinstance(error, Unavailable)
 
 
-async def test_a_session_that_cannot_be_made_is_said_and_not_waited_for(
+async def test_an_agent_fails_at_once_if_its_socket_path_is_too_long(
     agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("x" * 100)
@@ -263,7 +263,7 @@ async def test_a_store_out_of_reach_is_given_up_when_its_generation_ends(agents:
 
 
 @pytest.mark.parametrize("drained", [False, True])
-async def test_who_is_asked_to_leave_reports_its_workers_as_stopped_and_ends(
+async def test_a_drained_or_preempted_agent_reports_its_workers_as_stopped_and_ends(
     agents: Agents, cluster: LocalCluster, job: str, drained: bool
 ) -> None:
     limits = {"min_nodes": 1, "max_nodes": 2}
@@ -302,7 +302,7 @@ def status_once_forming(client: CoordinatorClient) -> Job:
 
 
 @pytest.mark.parametrize("ends", [75, 1], ids=["with 75", "by a traceback after it has stopped"])
-async def test_an_agent_without_restarts_left_ends_as_preempted_and_no_job_has_failed(
+async def test_an_agent_without_restarts_left_ends_as_preempted_not_failed(
     agents: Agents, cluster: LocalCluster, job: str, ends: int
 ) -> None:
     """torchrun then requests no further rendezvous, because it takes its workers' exit codes for a failure."""
@@ -324,14 +324,14 @@ async def test_an_agent_without_restarts_left_ends_as_preempted_and_no_job_has_f
     assert "failed" not in status.world.reason
 
 
-async def test_a_worker_that_ends_with_75_unasked_has_failed(agents: Agents) -> None:
+async def test_a_worker_exit_with_75_without_a_stop_request_is_a_failure(agents: Agents) -> None:
     a, _ = agents.start("a"), agents.start("b")
     await joined(a, _)
     await a.leave(RankFailure(rank=0, code=75, reason="exited with 75"))
     assert not a.stopped
 
 
-async def test_a_signal_to_one_agent_may_mean_that_member_only(
+async def test_a_signal_to_one_agent_may_preempt_only_its_member(
     agents: Agents, cluster: LocalCluster, job: str
 ) -> None:
     limits = {"min_nodes": 1, "max_nodes": 2, "preempt": "member", "preempt_grace_s": 40.0}
@@ -353,7 +353,7 @@ async def test_a_signal_to_one_agent_may_mean_that_member_only(
     assert (place.world.size, gave_up) == (1, [])
 
 
-async def test_who_closes_the_rendezvous_makes_every_agent_leave_at_once(agents: Agents) -> None:
+async def test_a_closed_rendezvous_makes_every_agent_leave_at_once(agents: Agents) -> None:
     a, b = agents.start("a"), agents.start("b")
     await joined(a, b)
     await a.close()
@@ -363,7 +363,7 @@ async def test_who_closes_the_rendezvous_makes_every_agent_leave_at_once(agents:
         assert isinstance(await raised(member.join(None, open_store)), Preempted)
 
 
-async def test_a_second_agent_of_one_name_is_refused_and_harms_nobody(agents: Agents) -> None:
+async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(agents: Agents) -> None:
     one = {"min_nodes": 1, "max_nodes": 1}
     a = agents.start("a", **one)
     await joined(a)

@@ -37,7 +37,7 @@ def saving(folder: Path, *, every: int) -> dict[str, str | None]:
 
 @pytest.mark.usefixtures("torch_installed")
 @pytest.mark.journey
-def test_a_stranger_s_script_with_three_lines_changed_goes_on_after_a_kill(
+def test_a_plain_script_with_three_changed_lines_resumes_after_a_kill(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     node = nodes.run_script(
@@ -64,7 +64,7 @@ def test_a_stranger_s_script_with_three_lines_changed_goes_on_after_a_kill(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("jax_installed")
-def test_three_jax_processes_go_on_after_process_0_was_killed(
+def test_three_jax_processes_resume_after_process_0_is_killed(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     script = EXAMPLES / "jax" / "train.py"

@@ -39,7 +39,7 @@ def hung(cluster: LocalCluster, job: str, record: Record, *, generation: int, st
     return int(begun[1]["pid"])
 
 
-def test_a_shuffled_one_has_each_sample_once_an_epoch(
+def test_a_shuffled_loader_yields_each_sample_once_an_epoch(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     arguments = ("shuffled", "--storage", str(tmp_path), "--hang-at", "13")
@@ -55,7 +55,7 @@ def test_a_shuffled_one_has_each_sample_once_an_epoch(
         assert sorted(i for batch in used for i in batch) == list(range(LENGTH))
 
 
-def test_a_stream_goes_on_in_a_world_of_its_size_and_is_refused_in_another(
+def test_a_stream_resumes_in_a_world_of_its_size_and_is_refused_in_another(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     arguments = ("stream", "--storage", str(tmp_path), "--epochs", "3", "--hang-at", "13", "53", "63")

@@ -50,7 +50,7 @@ def assert_common_step(begun: Iterable[Event]) -> None:
 
 
 @pytest.mark.journey
-def test_a_rank_is_killed_and_the_world_grows(
+def test_a_training_survives_a_killed_rank_and_a_growing_world(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     arguments = ("--storage", str(tmp_path), "--epochs", str(GROWN_EPOCHS))
@@ -90,7 +90,7 @@ def test_a_rank_is_killed_and_the_world_grows(
     assert all(Path(urlsplit(uri).path).exists() for uri in parts.values())
 
 
-def test_ranks_go_on_from_an_incremental(
+def test_ranks_resume_from_an_incremental_checkpoint(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     """The first save is a Full; later saves hold only changed state, so not each rank's frozen state."""
@@ -132,7 +132,7 @@ def start_standalone(
     return nodes.start(*script, *given, *more, name=worker, env=env)
 
 
-def test_a_standalone_training_ends_with_75_though_its_main_thread_hangs(
+def test_a_standalone_training_with_a_hung_main_thread_exits_with_75(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     """After a restart it continues from the last save."""
@@ -155,7 +155,7 @@ def test_a_standalone_training_ends_with_75_though_its_main_thread_hangs(
     check_samples(record, epochs=2)
 
 
-def test_a_frozen_standalone_training_whose_job_is_done_ends_with_1_and_has_nothing_to_do_again(
+def test_a_standalone_process_frozen_past_its_jobs_end_exits_1_and_does_not_rerun(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     """A standby finishes the job without it."""
@@ -171,7 +171,7 @@ def test_a_frozen_standalone_training_whose_job_is_done_ends_with_1_and_has_noth
     assert {e["worker"] for e in record.of("begun")} == {"frozen", "other"}
 
 
-def test_ranks_go_on_in_their_processes(
+def test_surviving_ranks_restart_in_process(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     options = ("--min-workers", "2", "--restart", "in_process", "--restart-grace-s", "10")

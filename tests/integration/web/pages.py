@@ -15,7 +15,7 @@ PAGES = {
     "/jobs/gpt/data": "shards a member",
     "/jobs/gpt/checkpoints": "Used by",
     "/jobs/gpt/events": "Overview",
-    "/jobs/bert-base": "The account begins",
+    "/jobs/bert-base": "Goodput is measured",
     "/jobs/nobody": "no job is called nobody",
     "/nowhere": "Nothing is here",
 }

@@ -57,7 +57,7 @@ def test_a_page_moves_without_being_loaded_again(operator: Replicas, browser: Br
 @pytest.mark.parametrize(
     ("end", "limit_s"), [(signal.SIGKILL, FAILOVER_S), (signal.SIGSTOP, SILENT_FAILOVER_S)]
 )
-def test_the_page_goes_on_at_another_replica_when_its_own_ends(
+def test_a_page_fails_over_when_its_replica_ends(
     start_replicas: StartReplicas,
     browser: Browser,
     says: Says,
@@ -90,7 +90,7 @@ def test_the_page_goes_on_at_another_replica_when_its_own_ends(
     three.processes[0].send_signal(signal.SIGKILL)
 
 
-def test_an_operator_pins_a_checkpoint_and_every_replica_says_so(
+def test_an_operator_pins_a_checkpoint_and_every_replica_shows_it(
     start_replicas: StartReplicas, browser: Browser, says: Says
 ) -> None:
     three = start_replicas()
@@ -100,7 +100,7 @@ def test_an_operator_pins_a_checkpoint_and_every_replica_says_so(
     browser.open(f"{three.origins[0]}{path}")
     step = f"{pinned['step']:,}"
     click(browser, f"Pin checkpoint of step {step}")
-    says("Retention keeps it until somebody unpins it.")
+    says("Retention keeps it until it is unpinned.")
     assert not _pinned(three, pinned["step"]), "nothing is done before it is confirmed"
     browser.run("document.querySelector('dialog button[type=submit]').click()")
     browser.wait("the answer", lambda: not browser.run("return !!document.querySelector('dialog')"))
@@ -115,7 +115,7 @@ def test_an_operator_pins_a_checkpoint_and_every_replica_says_so(
 
 
 @pytest.mark.slow
-def test_an_action_that_nobody_answers_is_not_called_failed_and_is_shown_once_it_is_done(
+def test_an_unanswered_action_is_shown_as_unknown_and_later_as_done(
     start_replicas: StartReplicas, browser: Browser, says: Says
 ) -> None:
     three = start_replicas("--act-after", "8")
@@ -124,7 +124,7 @@ def test_an_action_that_nobody_answers_is_not_called_failed_and_is_shown_once_it
     browser.open(f"{three.origins[0]}{path}")
     click(browser, f"Pin checkpoint of step {pinned['step']:,}")
     browser.run("document.querySelector('dialog button[type=submit]').click()")
-    says("Whether it was done is not known yet")
+    says("The outcome is not known yet")
     assert not _pinned(three, pinned["step"])
     says("It is pinned now.")
     assert _pinned(three, pinned["step"])
@@ -157,12 +157,12 @@ def test_a_viewer_has_no_button_and_is_refused(
         urllib.request.urlopen(request)
 
 
-def test_a_token_is_asked_for_once_goes_with_every_request_and_to_no_other_port_of_this_host(
+def test_the_page_requests_a_token_once_and_sends_it_to_no_other_port(
     start_replicas: StartReplicas, browser: Browser, says: Says
 ) -> None:
     three = start_replicas("--token", "sesame")
     browser.open(f"{three.origins[0]}/jobs/gpt")
-    says("This cluster asks who you are")
+    says("This cluster requires a sign-in")
     browser.run("document.querySelector('input[type=password]').focus()")
     browser.devtools("Input.insertText", text="wrong")
     press(browser, "Enter")
@@ -179,7 +179,7 @@ def test_a_token_is_asked_for_once_goes_with_every_request_and_to_no_other_port_
     says("no replica answers")
 
 
-def test_who_may_look_without_a_token_signs_in_to_operate_and_out_again(
+def test_a_viewer_without_a_token_signs_in_to_operate_and_out_again(
     start_replicas: StartReplicas, browser: Browser, says: Says
 ) -> None:
     three = start_replicas("--token", "sesame", "--loopback")
@@ -188,14 +188,14 @@ def test_who_may_look_without_a_token_signs_in_to_operate_and_out_again(
     buttons = "return document.querySelectorAll('tbody button').length"
     assert browser.run(buttons) == 0
     click(browser, "Sign in")
-    says("Anybody on this host may look.")
+    says("Every user of this host may read.")
     browser.devtools("Input.insertText", text="wrong")  # the input field has the focus
     press(browser, "Enter")
     says("this cluster wants a token")
     click(browser, "Go on without")
     says("Used by")
     click(browser, "Sign in")
-    says("Anybody on this host may look.")
+    says("Every user of this host may read.")
     browser.devtools("Input.insertText", text="sesame")
     press(browser, "Enter")
     browser.wait("the buttons", lambda: browser.run(buttons) > 0)
@@ -208,7 +208,7 @@ def test_who_may_look_without_a_token_signs_in_to_operate_and_out_again(
     assert "watch=%2Fme" not in browser.run(FETCHED), "the stream has no such path"
 
 
-def test_nobody_is_asked_to_sign_in_to_a_cluster_that_asks_nobody(
+def test_a_cluster_without_authentication_offers_no_sign_in(
     operator: Replicas, browser: Browser, says: Says
 ) -> None:
     browser.open(f"{operator.origins[0]}/jobs/gpt")

@@ -26,7 +26,7 @@ def violations(browser: Browser, axe: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_has_a_serious_violation_or_an_error(
+def test_no_page_has_a_serious_accessibility_violation_or_an_error(
     operator: Replicas, browser: Browser, axe: str, scheme: str
 ) -> None:
     found = []
@@ -44,7 +44,7 @@ def test_no_page_has_a_serious_violation_or_an_error(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_signing_in_and_dialogs_have_no_serious_violation(
+def test_sign_in_and_dialogs_have_no_serious_accessibility_violation(
     start_replicas: StartReplicas, browser: Browser, axe: str, scheme: str
 ) -> None:
     origin = start_replicas("--token", "sesame", "--loopback", "--act-after", "7").origins[0]
@@ -56,7 +56,7 @@ def test_signing_in_and_dialogs_have_no_serious_violation(
         complete(browser, "signed out", "Used by")
         found += violations(browser, axe)
         click(browser, "Sign in")
-        complete(browser, "the form", "Anybody on this host may look")
+        complete(browser, "the form", "Every user of this host may read")
         found += violations(browser, axe)
         browser.devtools("Input.insertText", text="sesame")
         press(browser, "Enter")
@@ -76,7 +76,9 @@ def test_signing_in_and_dialogs_have_no_serious_violation(
     assert not found, "\n".join(map(str, found))
 
 
-def test_the_checker_finds_what_is_wrong(operator: Replicas, browser: Browser, axe: str) -> None:
+def test_the_checker_finds_a_planted_contrast_violation(
+    operator: Replicas, browser: Browser, axe: str
+) -> None:
     browser.open(operator.origins[0] + "/cluster")
     browser.wait("the page", lambda: "answers you" in browser.text())
     browser.run("document.querySelector('h1').style.color = '#999'")

@@ -25,7 +25,7 @@ def test_a_fault_is_named_with_its_rank_and_cause(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", QUIET)
-def test_nobody_is_blamed_for_nothing_or_for_what_all_share(kind: str) -> None:
+def test_no_rank_is_blamed_without_a_fault_of_its_own(kind: str) -> None:
     assert undisturbed(1, kind, most=SMALL) == ()
 
 
@@ -37,7 +37,7 @@ def test_a_rank_that_takes_long_to_write_its_stacks_is_not_named_as_silent(seed:
 
 
 @pytest.mark.slow
-def test_of_200_faults_the_rank_the_cause_and_the_time_are_right(
+def test_nearly_all_of_200_faults_get_the_right_rank_cause_and_time(
     record_property: Callable[[str, object], None],
 ) -> None:
     trials = [(seed, kind) for kind, count in PLAN.items() for seed in range(count)]
@@ -52,7 +52,7 @@ def test_of_200_faults_the_rank_the_cause_and_the_time_are_right(
 
 
 @pytest.mark.slow
-def test_in_120_intervals_without_a_fault_of_one_rank_at_most_one_is_blamed(
+def test_at_most_one_of_120_intervals_without_a_rank_fault_blames_a_rank(
     record_property: Callable[[str, object], None],
 ) -> None:
     trials = [(seed, kind) for kind in QUIET for seed in range(60)]

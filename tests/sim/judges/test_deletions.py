@@ -76,12 +76,12 @@ def incremental(job: KeptJob) -> None:
     job.begin(step=80, attempt="y", type=CheckpointType.INCREMENTAL, base_step=20, base_attempt="x20")
 
 
-def test_what_nobody_needs_may_go() -> None:
+def test_an_unneeded_checkpoint_may_be_deleted() -> None:
     assert marked(a_job(), 20) == []
     assert marked(a_job(), 40, "s3") == []
 
 
-def test_an_older_one_does_not_take_its_place() -> None:
+def test_the_newest_intact_checkpoint_may_not_be_deleted() -> None:
     job = a_job()
     change(job, 60, state=CheckpointState.CORRUPT)
     job.store.put(JOB.latest, Latest(generation=1, step=20, attempt=AttemptId("x20"), record_generation=1))
@@ -102,7 +102,7 @@ def test_an_older_one_does_not_take_its_place() -> None:
         (leave_s3, "it leaves s3"),
     ],
 )
-def test_what_somebody_needs_may_not(need: Callable[[KeptJob], None], told: str) -> None:
+def test_a_needed_checkpoint_may_not_be_deleted(need: Callable[[KeptJob], None], told: str) -> None:
     job = a_job()
     need(job)
     assert any(told in each for each in marked(job, 20))

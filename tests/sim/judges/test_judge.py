@@ -67,7 +67,7 @@ def sweep(epoch: Epoch) -> Txn:
 
 @pytest.mark.parametrize("late", [partial(resign_txn, KEYS), sweep], ids=["one key", "a range"])
 @in_virtual_time()
-async def test_the_end_of_a_lease_is_not_charged_to_a_transaction_that_failed_after_it(
+async def test_a_lease_expiry_is_not_attributed_to_a_transaction_that_failed_later(
     late: Callable[[Epoch], Txn],
 ) -> None:
     court = Court()
@@ -89,7 +89,7 @@ async def test_a_write_in_an_epoch_that_ended_is_found() -> None:
 
 
 @in_virtual_time()
-async def test_a_leave_sent_again_is_not_charged_with_the_removal_of_who_came_after() -> None:
+async def test_a_repeated_leave_is_not_charged_with_removing_a_later_incarnation() -> None:
     court, key = Court(), KEYS.job("job").worker("w1")
     first = court.do("r1", Txn(success=(Put(key=key, value=worker("boot-1", "r1")),)))
     by_name = Txn(success=(Delete(key=key),))

@@ -48,14 +48,14 @@ class Grown:
         return self.stops.head(self.job.store.live, now_s)
 
 
-def test_a_world_that_follows_the_save_is_right() -> None:
+def test_a_world_after_the_common_save_is_accepted() -> None:
     grown = Grown()
     grown.saves()
     grown.goes_on()
     assert grown.judged() is None
 
 
-def test_one_that_does_not_wait_for_the_save_is_wrong_until_the_time_is_over() -> None:
+def test_a_world_formed_before_the_save_is_rejected_until_the_time_limit() -> None:
     for now_s, wrong in ((AGREE_S - 1, "before its ranks had agreed on a step"), (AGREE_S, None)):
         grown = Grown()
         grown.goes_on(asked_s=SCALE_MS / 1000)
@@ -64,7 +64,7 @@ def test_one_that_does_not_wait_for_the_save_is_wrong_until_the_time_is_over() -
 
 
 @pytest.mark.parametrize("state", [CheckpointState.OPEN, CheckpointState.CORRUPT])
-def test_one_whose_save_is_not_committed_is_wrong(state: CheckpointState) -> None:
+def test_a_world_after_an_uncommitted_save_is_rejected(state: CheckpointState) -> None:
     grown = Grown()
     grown.saves()
     grown.goes_on()
@@ -74,7 +74,7 @@ def test_one_whose_save_is_not_committed_is_wrong(state: CheckpointState) -> Non
     assert f"is {state.value}" in str(grown.judged())
 
 
-def test_one_that_begins_elsewhere_is_wrong() -> None:
+def test_a_world_that_restores_another_step_is_rejected() -> None:
     grown = Grown()
     grown.saves()
     grown.goes_on()
@@ -85,14 +85,14 @@ def test_one_that_begins_elsewhere_is_wrong() -> None:
     assert "begins from step 12" in str(grown.judged())
 
 
-def test_ranks_that_are_told_different_steps_are_wrong() -> None:
+def test_ranks_that_receive_different_steps_are_rejected() -> None:
     stops = Stops()
     assert stops.decided(1, SAVED) is None
     assert "was told" in str(stops.decided(1, Decision(STEP + 1, Verdict.SAVE)))
 
 
 @pytest.mark.parametrize("first", ["the step", "the decision"])
-def test_a_rank_that_begins_a_step_after_the_common_one_is_wrong(first: str) -> None:
+def test_a_rank_that_begins_a_step_after_the_common_one_is_rejected(first: str) -> None:
     stops = Stops()
     if first == "the step":
         assert stops.begins(1, STEP + 1) is None
@@ -104,7 +104,7 @@ def test_a_rank_that_begins_a_step_after_the_common_one_is_wrong(first: str) -> 
     assert f"began step {STEP + 1}, and others stop at {STEP}" in str(problem)
 
 
-def test_a_death_needs_no_save() -> None:
+def test_a_world_after_a_member_death_needs_no_save() -> None:
     grown = Grown()
     leave(grown.job.store, "b")
     grown.goes_on()

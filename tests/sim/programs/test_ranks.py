@@ -71,7 +71,7 @@ def test_a_rank_without_a_connection_is_evicted_after_the_grace_and_not_before(f
 
 
 @in_virtual_time()
-async def test_a_rank_is_frozen_after_detect_s_that_its_agent_could_see() -> None:
+async def test_a_rank_counts_as_frozen_after_detect_s_observed_by_its_agent() -> None:
     async with node() as n:
         n.rank.freeze()
         n.agent.freeze()
@@ -109,7 +109,7 @@ async def test_a_rank_has_a_second_of_its_own_time_after_its_agent_ended() -> No
 
 
 @in_virtual_time()
-async def test_an_act_of_a_rank_whose_agent_is_gone_is_held_against_it() -> None:
+async def test_an_act_of_a_rank_whose_agent_has_ended_is_a_finding() -> None:
     async with node() as n:
         n.agent.killed()
         findings: list[str | None] = []

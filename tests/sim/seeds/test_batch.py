@@ -13,7 +13,7 @@ def _priorities() -> tuple[int, int, str]:
     return os.nice(0), os.getsid(0), group
 
 
-def test_seeds_give_way_to_what_other_sessions_run_as_well() -> None:
+def test_seed_processes_run_at_low_priority_in_their_own_session() -> None:
     with pool(1) as processes:
         nice, session, group = processes.submit(_priorities).result()
     assert nice == min(19, os.nice(0) + NICE)

@@ -48,7 +48,9 @@ def test_a_fresh_seed_breaks_no_promise(
     record_property(SHOWN, f"open: {verdict.reason}\nadd to tests/soak/ledger.tsv:\n{failure.line()}")
 
 
-def test_every_class_of_faults_took_effect_in_them(record_property: Callable[[str, object], None]) -> None:
+def test_every_class_of_faults_takes_effect_in_the_fresh_seeds(
+    record_property: Callable[[str, object], None],
+) -> None:
     seeds = f"{fresh.SEEDS[0]} to {fresh.SEEDS[-1]} of {revisions.short(fresh.HEAD)}"
     record_property(SHOWN, f"fresh seeds {seeds}: {_total.text()}")
     if _total.seeds < fresh.COUNT:

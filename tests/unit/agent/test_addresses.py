@@ -15,18 +15,18 @@ from strata.client import parse_endpoints
 @pytest.mark.parametrize(
     ("endpoint", "address"), [("127.0.0.1", "127.0.0.1"), ("http://[::1]:50051", "::1"), ("127.0.0.2:7", "")]
 )
-def test_ranks_are_reached_where_the_route_to_the_coordinators_begins(endpoint: str, address: str) -> None:
+def test_a_ranks_address_is_the_source_of_the_route_to_the_coordinators(endpoint: str, address: str) -> None:
     to = parse_endpoints(endpoint)[0]
     found = address_towards(to.host, to.port)
     assert found == address or (not address and found.startswith("127."))
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", ""])
-def test_without_a_route_the_host_s_name_has_to_do(host: str) -> None:
+def test_without_a_route_the_host_name_is_the_address(host: str) -> None:
     assert address_towards(host, 1) == socket.gethostname()
 
 
-async def test_a_name_service_that_says_nothing_holds_no_session_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_name_lookup_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event loop that waits for the name service sends no pings, so the member would count as frozen."""
 
     def late(*_args: object, **_kinds: object) -> object:

@@ -90,7 +90,7 @@ async def test_members_meet_and_ranks_find_their_place() -> None:
     assert await it.address() == "192.0.2.1"
 
 
-async def test_a_name_that_had_to_do_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fallback_host_name_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's name is only a fallback: other nodes may not resolve it, and the next generation may find a route."""
     found = ["", "192.0.2.5", "192.0.2.6"]
 
@@ -112,7 +112,7 @@ async def test_a_member_that_does_not_come_ends_the_world_by_name() -> None:
     assert upstream.exits == [(3, 2, 1, "the world was not joined: rank 0 of a did not come")]
 
 
-async def test_a_world_that_ended_is_nobody_s_failure() -> None:
+async def test_a_world_that_ended_is_reported_as_no_members_failure() -> None:
     upstream = Upstream(BarrierBroken("a died", missing=["a"]))
     it = agent(upstream)
     assert await it.meet(WORLD, b"", superseded=never()) is None
@@ -124,7 +124,7 @@ async def test_a_world_that_ended_is_nobody_s_failure() -> None:
     ("preempt", "action", "leaving"),
     [(PREEMPT_JOB, STOP_ACTION_PREEMPT, []), (PREEMPT_MEMBER, STOP_ACTION_DRAIN, ["b"])],
 )
-async def test_a_signal_asks_for_the_job_or_for_this_member(
+async def test_a_signal_requests_a_stop_of_the_job_or_of_this_member(
     preempt: str, action: int, leaving: list[str]
 ) -> None:
     upstream = Upstream()
@@ -136,7 +136,7 @@ async def test_a_signal_asks_for_the_job_or_for_this_member(
     assert notice.action == action
 
 
-async def test_who_leaves_waits_until_its_ends_are_on_record_or_there_is_a_short_deadline(
+async def test_a_leaving_agent_waits_for_its_exit_reports_or_a_short_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core, "REPORT_S", 0.01)

@@ -31,9 +31,7 @@ from tests.unit.integrations.torchrun.places import place, update
         (update(4, members=0, place=False), True),
     ],
 )
-def test_a_generation_is_over_when_another_one_or_the_failure_of_the_job_is_told(
-    told: WorldUpdate | None, over: bool
-) -> None:
+def test_a_newer_generation_or_a_failed_job_ends_the_generation(told: WorldUpdate | None, over: bool) -> None:
     assert is_over(told, place(3)) is over
     assert is_over(told, None), "without a place nothing goes on"
 
@@ -67,7 +65,9 @@ def test_a_member_joins_a_world_that_has_a_place_for_it(told: WorldUpdate, why: 
         (update(4, members=0, place=False, phase=JOB_PHASE_PAUSED), False),
     ],
 )
-def test_only_the_wait_for_others_counts(told: WorldUpdate | None, lacking: bool) -> None:
+def test_only_a_wait_for_other_members_counts_as_lacking_members(
+    told: WorldUpdate | None, lacking: bool
+) -> None:
     assert lacks_members(told, handled=3) is lacking
 
 
@@ -83,7 +83,9 @@ def test_only_the_wait_for_others_counts(told: WorldUpdate | None, lacking: bool
         (StopNotice(generation=2, action=STOP_ACTION_PREEMPT), False),
     ],
 )
-def test_who_is_asked_to_leave(notice: StopNotice | None, asked: bool) -> None:
+def test_an_agent_leaves_on_a_preemption_or_a_drain_that_names_it(
+    notice: StopNotice | None, asked: bool
+) -> None:
     received = update(3)
     if notice is not None:
         received.notice.CopyFrom(notice)

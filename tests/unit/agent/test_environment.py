@@ -22,7 +22,7 @@ def place(*, restore: RestorePoint | None = None) -> Place:
     )
 
 
-def test_torch_s_names_and_ours() -> None:
+def test_a_rank_environment_has_the_names_of_torch_and_strata() -> None:
     assert rank_environment(
         place(),
         local_rank=3,
@@ -60,7 +60,7 @@ def test_torch_s_names_and_ours() -> None:
     }
 
 
-def test_what_the_agent_was_told_is_not_handed_on() -> None:
+def test_the_agents_own_settings_are_not_passed_to_its_ranks() -> None:
     inherited = {
         "STRATA_RUN_SLOTS": "8",
         "STRATA_RESTORE": "stale",
@@ -80,7 +80,7 @@ def test_what_the_agent_was_told_is_not_handed_on() -> None:
     assert found["STRATA_TRAIN_STORAGE"] == "/shared"  # the training's own settings
 
 
-def test_the_user_s_thread_count_stands() -> None:
+def test_a_thread_count_set_by_the_user_is_kept() -> None:
     found = rank_environment(
         place(), local_rank=0, inherited={"OMP_NUM_THREADS": "4"}, restarts=0, stacks="", restart="process"
     )

@@ -8,7 +8,7 @@ import subprocess
 from strata.agent.rank_process import RankProcess
 
 
-def test_a_process_without_memory_is_about_to_end() -> None:
+def test_a_process_that_freed_its_memory_counts_as_exiting() -> None:
     with RankProcess(os.getpid()) as running:
         assert running.alive
         assert not running.exiting

@@ -20,7 +20,7 @@ from tests.unit.agent.relay_rig import GRACE_S, arrivals, news, node, place, up
 
 
 @in_virtual_time()
-async def test_a_rank_is_welcomed_and_told_the_world() -> None:
+async def test_a_rank_receives_its_welcome_and_its_world() -> None:
     async with node() as it:
         it.upstream.world = WorldUpdate(world=World(generation=1, size=4))
         link = await it.dial(3)
@@ -40,7 +40,9 @@ async def test_a_rank_is_welcomed_and_told_the_world() -> None:
     ],
 )
 @in_virtual_time()
-async def test_others_are_refused(hello: dict[str, Any], refusal: type[StrataError]) -> None:
+async def test_a_hello_with_the_wrong_generation_rank_job_or_worker_is_refused(
+    hello: dict[str, Any], refusal: type[StrataError]
+) -> None:
     async with node() as it:
         link = await it.dial(**hello)
         with pytest.raises(refusal):
@@ -48,7 +50,7 @@ async def test_others_are_refused(hello: dict[str, Any], refusal: type[StrataErr
 
 
 @in_virtual_time()
-async def test_nobody_is_let_in_between_two_generations() -> None:
+async def test_no_rank_is_admitted_between_two_generations() -> None:
     async with node() as it:
         it.relay.set_place(None)
         link = await it.dial(2)
@@ -68,7 +70,7 @@ async def test_only_ranks_are_served() -> None:
 
 
 @in_virtual_time()
-async def test_arrivals_go_up_and_outcomes_come_down_to_every_rank_of_the_generation() -> None:
+async def test_arrivals_reach_the_replica_and_outcomes_reach_every_rank_of_the_generation() -> None:
     async with node() as it:
         two, three = await it.attached(2), await it.attached(3)
         two.send(arrivals(2))
@@ -101,7 +103,7 @@ async def test_a_rank_arrives_for_itself_only(message: Up) -> None:
 
 
 @in_virtual_time()
-async def test_what_is_refused_above_is_refused_below() -> None:
+async def test_an_arrival_refused_by_the_replica_is_refused_to_the_rank() -> None:
     async with node() as it:
         link = await it.attached(2)
         link.send(arrivals(2))
@@ -113,7 +115,7 @@ async def test_what_is_refused_above_is_refused_below() -> None:
 
 
 @in_virtual_time()
-async def test_calls_are_answered_by_who_is_above_and_refusals_stay_themselves() -> None:
+async def test_the_replicas_answers_and_errors_reach_the_rank_unchanged() -> None:
     async with node() as it:
         link = await it.attached(2)
         it.upstream.answer = GetWorldResponse(world=World(generation=5))
@@ -143,7 +145,7 @@ async def test_a_restored_control_plane_ends_the_generation_of_a_rank() -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_that_is_being_ended_does_not_ask_the_job_to_stop() -> None:
+async def test_a_rank_of_an_ending_generation_cannot_request_a_stop_of_the_job() -> None:
     async with node() as it:
         link = await it.attached(2)
         it.relay.set_place(None)
@@ -153,7 +155,7 @@ async def test_a_rank_that_is_being_ended_does_not_ask_the_job_to_stop() -> None
 
 
 @in_virtual_time()
-async def test_a_rank_cannot_report_an_end() -> None:
+async def test_a_rank_cannot_report_exit_codes_other_than_75_and_78_or_another_ranks_exit() -> None:
     async with node() as it:
         link = await it.attached(2)
         for rank_exit in (
@@ -169,7 +171,7 @@ async def test_a_rank_cannot_report_an_end() -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_says_that_another_try_would_meet_the_same() -> None:
+async def test_a_rank_exit_with_78_is_reported_as_a_lasting_error() -> None:
     async with node() as it:
         link = await it.attached(2)
         link.send(up(rank_exit={"id": 1, "rank": 2, "generation": 1, "code": 78, "reason": "no bucket"}))
@@ -179,7 +181,7 @@ async def test_a_rank_says_that_another_try_would_meet_the_same() -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_says_that_it_has_stopped_as_asked() -> None:
+async def test_a_rank_exit_with_75_is_reported_as_a_requested_stop() -> None:
     async with node() as it:
         link = await it.attached(2)
         link.send(up(rank_exit={"id": 1, "rank": 2, "generation": 1, "code": 75}))
@@ -188,7 +190,7 @@ async def test_a_rank_says_that_it_has_stopped_as_asked() -> None:
 
 
 @in_virtual_time()
-async def test_progress_goes_up_for_oneself_in_this_generation() -> None:
+async def test_a_rank_reports_progress_only_for_itself_and_its_generation() -> None:
     async with node() as it:
         link = await it.attached(2)
         for generation, ranks in ((1, [2, 3]), (2, [2]), (1, [3]), (1, [2])):
@@ -199,7 +201,7 @@ async def test_progress_goes_up_for_oneself_in_this_generation() -> None:
 
 
 @in_virtual_time()
-async def test_a_newer_world_and_checkpoints_reach_the_ranks_of_the_old() -> None:
+async def test_ranks_of_an_old_generation_receive_the_newer_world() -> None:
     async with node() as it:
         link = await it.attached(2)
         it.relay.on_checkpoint(Checkpoint(generation=1, step=20))
@@ -211,7 +213,7 @@ async def test_a_newer_world_and_checkpoints_reach_the_ranks_of_the_old() -> Non
 
 
 @in_virtual_time()
-async def test_a_rank_that_stays_away_is_silent() -> None:
+async def test_a_rank_disconnected_beyond_the_grace_is_evicted() -> None:
     async with node() as it:
         link = await it.attached(2)
         link.break_off()
@@ -222,7 +224,7 @@ async def test_a_rank_that_stays_away_is_silent() -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_that_comes_back_within_the_grace_is_not() -> None:
+async def test_a_rank_that_reconnects_within_the_grace_is_not_evicted() -> None:
     async with node() as it:
         (await it.attached(2)).break_off()
         await asyncio.sleep(GRACE_S * 0.9)
@@ -232,7 +234,7 @@ async def test_a_rank_that_comes_back_within_the_grace_is_not() -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_that_left_or_belongs_to_the_past_is_not() -> None:
+async def test_a_rank_that_left_or_is_of_an_old_generation_is_not_evicted() -> None:
     async with node() as it:
         left, of_the_past = await it.attached(2), await it.attached(3)
         left.send(up(leave={"reason": "done"}))
@@ -257,7 +259,7 @@ async def test_a_second_session_of_a_rank_takes_over_from_the_first() -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_that_reads_nothing_is_let_go_and_lives() -> None:
+async def test_a_rank_that_reads_nothing_is_disconnected_but_not_evicted() -> None:
     """A debugger holds this rank, while the other ranks continue and every rank's link gets the messages."""
     async with node() as it:
         link = await it.attached(2)
@@ -271,7 +273,7 @@ async def test_a_rank_that_reads_nothing_is_let_go_and_lives() -> None:
 
 @pytest.mark.parametrize("connected", [True, False])
 @in_virtual_time()
-async def test_ticks_say_whether_a_coordinator_serves(connected: bool) -> None:
+async def test_ticks_report_whether_a_coordinator_serves(connected: bool) -> None:
     async with node() as it:
         it.upstream.connected = connected
         link = await it.attached(2)
@@ -279,7 +281,7 @@ async def test_ticks_say_whether_a_coordinator_serves(connected: bool) -> None:
 
 
 @in_virtual_time()
-async def test_a_rank_goes_on_in_a_newer_generation() -> None:
+async def test_a_rank_moves_to_a_newer_generation_in_process() -> None:
     async with node() as it:
         mover = await it.attached(3, in_process=True)
         other = await it.attached(2)

@@ -25,7 +25,9 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
         child.wait()
 
 
-async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subprocess.Popen[bytes]]) -> None:
+async def test_a_rank_belongs_to_one_process_until_that_process_ends(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
     first, second = sleepers
     async with node() as it:
         await it.attached(2, pid=first.pid)
@@ -43,7 +45,7 @@ async def test_a_rank_is_one_process_as_long_as_that_lives(sleepers: list[subpro
         assert it.relay.process(2) is None
 
 
-async def test_no_other_process_becomes_a_rank_that_said_farewell_and_lives(
+async def test_another_process_cannot_attach_as_a_live_rank_that_left(
     sleepers: list[subprocess.Popen[bytes]],
 ) -> None:
     first, second = sleepers
@@ -60,7 +62,7 @@ async def test_no_other_process_becomes_a_rank_that_said_farewell_and_lives(
 
 
 @in_virtual_time()
-async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
+async def test_the_relay_does_not_evict_a_rank_whose_process_ended(
     sleepers: list[subprocess.Popen[bytes]],
 ) -> None:
     first, _ = sleepers
@@ -74,7 +76,7 @@ async def test_a_rank_whose_process_ended_is_left_to_who_waits_for_it(
 
 
 @in_virtual_time()
-async def test_a_process_that_frees_its_memory_is_left_to_who_waits_for_it(
+async def test_the_relay_does_not_evict_a_dying_process_that_frees_its_memory(
     sleepers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection of a dying process ends before the process, for example after SIGSEGV with much shared memory."""
@@ -92,7 +94,7 @@ async def test_a_process_that_frees_its_memory_is_left_to_who_waits_for_it(
 
 
 @in_virtual_time()
-async def test_a_process_that_frees_its_memory_for_ever_is_killed(
+async def test_a_process_that_never_finishes_exiting_is_evicted(
     sleepers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RankProcess, "exiting", True)

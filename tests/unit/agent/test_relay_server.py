@@ -122,7 +122,7 @@ def test_a_process_that_has_ended_is_not_admitted() -> None:
         admitted(child.pid, os.getuid())
 
 
-async def test_who_does_not_return_the_nonce_is_not_let_in(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_return_the_nonce_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ranks.sock"
     async with an_agent(path) as node:
         loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ async def test_who_does_not_return_the_nonce_is_not_let_in(tmp_path: Path) -> No
         assert node.attachments == []
 
 
-async def test_a_rank_whose_agent_is_gone_learns_it_at_once(tmp_path: Path) -> None:
+async def test_a_rank_detects_the_loss_of_its_agent_at_once(tmp_path: Path) -> None:
     path = tmp_path / "ranks.sock"
     async with contextlib.AsyncExitStack() as stack:
         agent = contextlib.AsyncExitStack()
@@ -154,7 +154,7 @@ async def test_a_rank_whose_agent_is_gone_learns_it_at_once(tmp_path: Path) -> N
             await session.wait_connected()
 
 
-async def test_a_training_ends_within_a_second_of_its_agent_though_its_main_thread_hangs(
+async def test_a_training_with_a_hung_main_thread_ends_soon_after_its_agent(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "ranks.sock"
@@ -200,7 +200,9 @@ async def test_an_agent_that_does_not_answer_is_waited_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_rank_that_comes_as_its_agent_stops_learns_it(tmp_path: Path, turns: int) -> None:
+async def test_a_rank_that_connects_while_its_agent_stops_gets_a_stale_error(
+    tmp_path: Path, turns: int
+) -> None:
     path = tmp_path / "ranks.sock"
     session = rank_session(path)
     async with an_agent(path):
@@ -212,7 +214,7 @@ async def test_a_rank_that_comes_as_its_agent_stops_learns_it(tmp_path: Path, tu
             await running
 
 
-async def test_an_agent_that_cannot_watch_processes_says_so_before_ranks_start(
+async def test_an_agent_that_cannot_watch_processes_fails_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(_pid: int) -> int:
@@ -239,7 +241,7 @@ def runs(process: RankProcess) -> bool:
     return process.alive
 
 
-def test_a_process_is_known_by_its_descriptor() -> None:
+def test_a_rank_process_is_tracked_by_its_descriptor() -> None:
     child = subprocess.Popen(["sleep", "60"])
     with RankProcess(child.pid) as process:
         assert runs(process)

@@ -45,7 +45,7 @@ def test_the_store_may_listen_on_a_reserved_port() -> None:
             assert client.recv(1) == b"", "and it stays when the reservation ends"
 
 
-def test_a_reserved_port_is_given_to_nobody_who_asks_for_any() -> None:
+def test_a_reserved_port_is_assigned_to_no_other_socket() -> None:
     with ReservedPort() as reserved:
         given = set()
         for _ in range(2000):
@@ -60,7 +60,7 @@ def test_ports_are_fresh() -> None:
         assert one.port != other.port
 
 
-def test_a_taken_port_is_known_as_such() -> None:
+def test_a_taken_port_is_not_free() -> None:
     port = free_port()
     assert is_free(port)
     with listener(port, family=socket.AF_INET):

@@ -60,14 +60,14 @@ def owners() -> Iterator[list[Owner]]:
         owner.kill()
 
 
-def test_it_goes_with_its_owner(place: Path) -> None:
+def test_a_run_folder_is_removed_with_its_owner(place: Path) -> None:
     with run_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "trace").write_text("x")
     assert list(place.iterdir()) == []
 
 
-def test_that_of_a_killed_owner_goes_at_the_next_start_and_that_of_a_live_neighbour_stays(
+def test_a_start_removes_folders_of_killed_owners_but_not_of_live_ones(
     place: Path, owners: list[Owner]
 ) -> None:
     owners += [Owner(), Owner()]
@@ -91,7 +91,9 @@ def left(place: Path, name: str, *, host: str | None = None) -> Path:
     return folder
 
 
-def test_what_is_not_ours_stays(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_leaves_foreign_files_and_folders(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = left(tmp_path, "elsewhere")
     (place / "strata-symlink0").symlink_to(elsewhere, target_is_directory=True)
     left(place, "strata-similar")
@@ -119,7 +121,7 @@ def test_what_is_not_ours_stays(place: Path, tmp_path: Path, monkeypatch: pytest
     assert sweep(place) == [ours]
 
 
-def test_an_empty_folder_of_ours_goes_after_a_minute(place: Path) -> None:
+def test_an_empty_run_folder_is_removed_after_a_minute(place: Path) -> None:
     """The owner was killed before it locked a file in the folder."""
     young, old, foreign = (place / name for name in ("strata-young___", "strata-old_____", "strata-foreign_"))
     for folder in (young, old, foreign):

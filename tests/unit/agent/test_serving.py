@@ -22,7 +22,7 @@ async def _disconnected_for(observer: AgentObserver, seconds: int, *, reasons: i
 
 
 @in_virtual_time()
-async def test_a_reason_that_lasts_is_one_line_a_minute() -> None:
+async def test_a_lasting_reason_is_logged_once_a_minute() -> None:
     observer = AgentObserver()
     reasons = await _disconnected_for(observer, 600, reasons=1)
     assert len(reasons) == 10
@@ -30,7 +30,7 @@ async def test_a_reason_that_lasts_is_one_line_a_minute() -> None:
 
 
 @in_virtual_time()
-async def test_reasons_that_change_with_each_try_are_few_lines_at_first_and_then_one_a_minute() -> None:
+async def test_changing_reasons_are_logged_a_few_times_and_then_once_a_minute() -> None:
     observer = AgentObserver()
     reasons = await _disconnected_for(observer, 600, reasons=1_000_000)
     assert reasons[:REASONS] == [f"reason {number}" for number in range(REASONS)]
@@ -38,7 +38,7 @@ async def test_reasons_that_change_with_each_try_are_few_lines_at_first_and_then
 
 
 @in_virtual_time()
-async def test_a_new_connection_forgets_what_was_said() -> None:
+async def test_a_disconnect_reason_is_logged_again_after_a_new_connection() -> None:
     observer = AgentObserver()
     await _disconnected_for(observer, 1, reasons=1)
     observer.on_connected(Welcome(replica="c1"))

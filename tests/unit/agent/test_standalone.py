@@ -59,7 +59,7 @@ def watches(agent: int) -> bool:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("how", ["started", "not yet"])
-def test_an_agent_ends_with_its_process_though_another_holds_its_socket(how: str) -> None:
+def test_an_agent_ends_with_its_process_while_a_child_holds_its_socket(how: str) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child, agent = map(int, process.stdout.readline().split())
@@ -106,7 +106,7 @@ def storage_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("storage_refuses")
-async def test_a_process_whose_storage_is_waited_for_is_welcome_and_may_go() -> None:
+async def test_a_process_is_welcomed_and_may_end_while_its_agent_waits_for_storage() -> None:
     """The welcome ends the wait for a coordinator. The agent still notices the process's end after its many early ticks."""
     carried = Carried()
     for _ in range(Limits().early + 1):
@@ -124,7 +124,7 @@ async def test_a_process_whose_storage_is_waited_for_is_welcome_and_may_go() -> 
         (ValueError("a bug"), StrataError, r"ValueError\('a bug'\)"),
     ],
 )
-async def test_a_process_is_told_of_any_error_of_its_agent(
+async def test_any_error_of_an_agent_is_delivered_to_its_process(
     raised: Exception, kind: type[StrataError], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_ignored: object, **_more: object) -> None:
@@ -137,7 +137,7 @@ async def test_a_process_is_told_of_any_error_of_its_agent(
     await asyncio.wait_for(carried.running, END_S)
 
 
-async def test_a_process_whose_agent_has_a_wrong_setting_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wrong_setting_of_an_agent_is_raised_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_RUN_STALL_FACTOR", "x")
     carried = Carried()
     with pytest.raises(ConfigError, match="STRATA_RUN_STALL_FACTOR"):

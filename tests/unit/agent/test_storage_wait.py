@@ -75,7 +75,7 @@ class Wait:
 
 
 @in_virtual_time()
-async def test_it_waits_says_why_and_goes_on_once_there_is_space() -> None:
+async def test_an_agent_waits_for_disk_space_logs_why_and_then_joins() -> None:
     wait = Wait()
     waiting = wait.begun()
     await asyncio.sleep(SAY_S + 2 * MOST_S)
@@ -108,7 +108,7 @@ async def test_it_waits_says_why_and_goes_on_once_there_is_space() -> None:
     ],
     ids=["no job", "nobody", "no checkpoint", "another job's", "no grace"],
 )
-async def test_without_a_checkpoint_of_its_own_or_a_grace_no_storage_is_asked(
+async def test_an_agent_without_its_own_checkpoint_or_a_grace_probes_no_storage(
     saved: Checkpoint | StrataError, limit_s: float
 ) -> None:
     wait = Wait(saved)
@@ -118,7 +118,9 @@ async def test_without_a_checkpoint_of_its_own_or_a_grace_no_storage_is_asked(
 
 @in_virtual_time()
 @pytest.mark.parametrize(("why", "within_s"), [("disk full", MOST_S), (None, ANSWER_S + MOST_S)])
-async def test_it_waits_no_more_for_a_job_that_others_finish(why: str | None, within_s: float) -> None:
+async def test_the_agent_stops_waiting_for_storage_if_others_finish_the_job(
+    why: str | None, within_s: float
+) -> None:
     wait = Wait()
     wait.why = why
     waiting = wait.begun()
@@ -133,18 +135,20 @@ async def test_it_waits_no_more_for_a_job_that_others_finish(why: str | None, wi
 
 @in_virtual_time()
 @pytest.mark.parametrize(("why", "after_s"), [("disk full", 100), (None, 121)])
-async def test_after_the_grace_it_joins_all_the_same_and_says_so(why: str | None, after_s: int) -> None:
+async def test_an_agent_joins_after_the_grace_and_logs_it(why: str | None, after_s: int) -> None:
     """The job may save to another storage by now. The coordinators learn of that only with its next checkpoint."""
     wait, began_s = Wait(), asyncio.get_running_loop().time()
     wait.why = why
     await asyncio.wait_for(wait.begun(limit_s=100.0), 130)
     assert round(asyncio.get_running_loop().time() - began_s) == after_s
-    message = f"no checkpoint can be written to file:///data/job: {why or SILENT}; it joins all the same, after 100 s"
+    message = (
+        f"no checkpoint can be written to file:///data/job: {why or SILENT}; it joins anyway, after 100 s"
+    )
     assert (wait.said[-1], wait.over) == (message, [])
 
 
 @in_virtual_time()
-async def test_a_storage_that_does_not_answer_is_said_to_be_waited_for() -> None:
+async def test_an_unresponsive_storage_is_logged_as_the_reason_for_the_wait() -> None:
     wait = Wait()
     wait.why = None
     waiting = wait.begun()
@@ -157,7 +161,7 @@ async def test_a_storage_that_does_not_answer_is_said_to_be_waited_for() -> None
 
 @in_virtual_time()
 @pytest.mark.parametrize("far", ["", "storage answers 503"])
-async def test_it_waits_only_where_no_copy_can_be_written(far: str) -> None:
+async def test_the_agent_waits_only_if_no_copy_can_be_written(far: str) -> None:
     wait = Wait(
         Checkpoint(
             path="file:///data/job/step-20",
@@ -182,12 +186,12 @@ async def test_it_waits_only_where_no_copy_can_be_written(far: str) -> None:
 # -- the probe
 
 
-def test_a_folder_that_takes_what_is_written_keeps_nothing_of_it(tmp_path: Path) -> None:
+def test_a_probe_of_a_writable_folder_leaves_no_file(tmp_path: Path) -> None:
     assert refusal(tmp_path.as_uri(), nonce=lambda: "n") == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_the_storage_check_does_not_create_a_missing_folder(tmp_path: Path) -> None:
     missing = tmp_path / "gone"
     assert refusal(missing.as_uri(), nonce=lambda: "n") == ""
     assert not missing.exists()
@@ -203,7 +207,7 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     ],
     ids=errno.errorcode.get,
 )
-def test_only_what_time_may_heal_is_waited_for(
+def test_a_probe_reports_only_transient_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
 ) -> None:
     def fails(_fd: int) -> None:
@@ -215,11 +219,11 @@ def test_only_what_time_may_heal_is_waited_for(
 
 
 @pytest.mark.parametrize("uri", ["", "ftp://host/x", "file:///a?b"])
-def test_what_names_no_storage_is_not_waited_for(uri: str) -> None:
+def test_an_invalid_storage_uri_is_not_waited_for(uri: str) -> None:
     assert refusal(uri, nonce=lambda: "n") == ""
 
 
-async def test_a_storage_that_does_not_answer_keeps_nobody_from_leaving(
+async def test_a_probe_of_a_hanging_storage_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fifo = tmp_path / "hangs"
@@ -236,9 +240,7 @@ async def test_a_storage_that_does_not_answer_keeps_nobody_from_leaving(
     fifo.open("wb").close()
 
 
-async def test_a_look_that_fails_is_an_error_and_no_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unexpected_probe_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(uri: str, *, nonce: Callable[[], str]) -> str:
         raise RuntimeError(f"a bug, at {uri}")
 

@@ -373,7 +373,7 @@ def good_run(storage: Path) -> Story:
     join(story, "member.join", "w1", 11, w1, 1, 1)
     for round_ in (1, 2):
         barrier(story, "all", round_, released=True)
-    barrier(story, "hurry", 1, released=False)
+    barrier(story, "short-deadline", 1, released=False)
     save(story, storage, 10, "a1", [w0, w1])
     save(story, storage, 20, "a2", [w0, w1])
     remove(story, storage, 10, "a1")

@@ -14,14 +14,14 @@ PAGE = Path("docs/chaos/README.md")
 
 
 @pytest.mark.parametrize("fault", faults.ALL.values(), ids=lambda fault: fault.name)
-def test_a_fault_says_what_it_does_and_where(fault: Fault) -> None:
+def test_a_fault_has_a_name_a_summary_and_a_backend(fault: Fault) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)+", fault.name)
     assert fault.summary
     assert any(not fault.available(backend) for backend in backends.ALL), "it can be had somewhere"
 
 
-def test_every_process_is_killed_and_frozen() -> None:
-    whom = {"leader", "follower", "all-replicas", "rank", "member", "supervisor"}
+def test_every_process_has_a_kill_and_a_freeze_fault() -> None:
+    whom = {"leader", "follower", "all-replicas", "rank", "member", "agent"}
     whom |= {"etcd-leader", "etcd-follower", "etcd-majority"}
 
     assert {f"{how}-{who}" for how in ("kill", "freeze") for who in whom} <= set(faults.ALL)
@@ -54,5 +54,5 @@ def test_the_page_has_every_fault_with_its_summary() -> None:
         ),
     ],
 )
-def test_rules_become_iptables(rule: Rule, words: str) -> None:
+def test_network_rules_become_iptables_arguments(rule: Rule, words: str) -> None:
     assert " ".join(_match(rule)) == words

@@ -48,14 +48,14 @@ with HistoryWriter(Path(sys.argv[1])) as writer:
 
 
 @pytest.mark.parametrize("record", [ENDED, BEGUN])
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
+def test_an_encoded_record_decodes_to_itself(record: Record) -> None:
     line = encode(record)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert decode(line) == record
 
 
-def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+def test_written_records_survive_a_kill_of_the_writer(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     done = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(path)], check=False)
     assert done.returncode == -9
@@ -70,14 +70,14 @@ def test_a_torn_last_line_is_passed_over_and_reported(tmp_path: Path) -> None:
     assert history.torn == {"h.jsonl": "h.jsonl:2: torn after 20 bytes"}
 
 
-def test_nobody_writes_on_behind_a_torn_line(tmp_path: Path) -> None:
+def test_a_writer_refuses_to_append_to_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     path.write_bytes(encode(ENDED)[:20])
     with pytest.raises(HistoryError, match="torn"):
         HistoryWriter(path)
 
 
-def test_a_bad_line_in_between_is_no_history(tmp_path: Path) -> None:
+def test_a_bad_line_in_the_middle_of_a_history_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     path.write_bytes(encode(ENDED) + b"{]\n" + encode(ENDED))
     with pytest.raises(HistoryError, match=r"h\.jsonl:2: not JSON"):
@@ -96,7 +96,7 @@ def test_a_bad_line_in_between_is_no_history(tmp_path: Path) -> None:
         ({"outcome": "maybe"}, "maybe"),
     ],
 )
-def test_a_line_that_is_no_record_is_refused_with_its_reason(change: dict[str, object], why: str) -> None:
+def test_a_line_that_is_not_a_record_is_refused_with_the_reason(change: dict[str, object], why: str) -> None:
     line = json.dumps({**json.loads(encode(ENDED)), **change})
     with pytest.raises(HistoryError, match=why):
         decode(line)

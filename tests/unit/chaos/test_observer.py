@@ -50,7 +50,7 @@ def revisions(path: Path) -> list[int]:
 
 
 @in_virtual_time()
-async def test_it_records_every_event_from_the_beginning_and_what_was_before(tmp_path: Path) -> None:
+async def test_the_observer_records_all_events_and_each_keys_previous_revision(tmp_path: Path) -> None:
     path = tmp_path / "observer.jsonl"
     store = MemoryStore()
     put(store, "a", '{"n":1}')
@@ -70,7 +70,7 @@ async def test_it_records_every_event_from_the_beginning_and_what_was_before(tmp
 
 
 @in_virtual_time()
-async def test_a_lost_connection_leaves_neither_gap_nor_double(tmp_path: Path) -> None:
+async def test_a_lost_connection_causes_neither_a_gap_nor_a_duplicate(tmp_path: Path) -> None:
     path = tmp_path / "observer.jsonl"
     store = MemoryStore()
     client = store.client()
@@ -89,7 +89,7 @@ async def test_a_lost_connection_leaves_neither_gap_nor_double(tmp_path: Path) -
 
 
 @in_virtual_time()
-async def test_it_goes_on_where_a_killed_one_was_even_within_a_revision(tmp_path: Path) -> None:
+async def test_a_restarted_observer_resumes_even_in_the_middle_of_a_revision(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     store = MemoryStore()
     put(store, "a")
@@ -106,7 +106,7 @@ async def test_it_goes_on_where_a_killed_one_was_even_within_a_revision(tmp_path
 
 
 @in_virtual_time()
-async def test_of_a_snapshot_it_lists_what_there_was_and_records_what_came_since(tmp_path: Path) -> None:
+async def test_the_observer_lists_the_keys_of_a_snapshot_and_records_later_events(tmp_path: Path) -> None:
     path = tmp_path / "observer-2.jsonl"
     store = MemoryStore()
     put(store, "a", '{"n":1}')
@@ -121,7 +121,7 @@ async def test_of_a_snapshot_it_lists_what_there_was_and_records_what_came_since
 
 
 @in_virtual_time()
-async def test_a_compaction_that_it_missed_is_a_recorded_gap(tmp_path: Path) -> None:
+async def test_a_compaction_that_the_observer_missed_is_recorded_as_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "observer.jsonl"
     store = MemoryStore()
     client = store.client()
@@ -143,7 +143,7 @@ async def test_a_compaction_that_it_missed_is_a_recorded_gap(tmp_path: Path) -> 
 
 
 @in_virtual_time()
-async def test_at_its_end_it_catches_up_and_says_so(tmp_path: Path) -> None:
+async def test_the_observer_catches_up_at_its_end_and_records_it(tmp_path: Path) -> None:
     path = tmp_path / "observer.jsonl"
     store = MemoryStore()
     client = store.client()
@@ -157,7 +157,7 @@ async def test_at_its_end_it_catches_up_and_says_so(tmp_path: Path) -> None:
 
 
 @in_virtual_time()
-async def test_without_etcd_it_ends_all_the_same_and_says_that_it_is_behind(tmp_path: Path) -> None:
+async def test_the_observer_ends_without_etcd_and_records_itself_as_incomplete(tmp_path: Path) -> None:
     path = tmp_path / "observer.jsonl"
     store = MemoryStore()
     client = store.client()
@@ -169,7 +169,7 @@ async def test_without_etcd_it_ends_all_the_same_and_says_that_it_is_behind(tmp_
 
 
 @in_virtual_time()
-async def test_samples_say_who_leads_and_at_which_revision(tmp_path: Path) -> None:
+async def test_samples_record_the_leader_epoch_and_the_revision(tmp_path: Path) -> None:
     path = tmp_path / "observer.jsonl"
     store = MemoryStore()
     async with observing(store.client(), path):

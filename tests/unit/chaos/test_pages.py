@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "chaos"
 SOURCES = Path(__file__).resolve().parents[3] / "chaos" / "strata_chaos"
 
 
-def test_the_table_of_rules_is_the_code_s() -> None:
+def test_the_table_of_rules_matches_the_code() -> None:
     rows = re.findall(r"^\| `(\w+/[\w-]+)` \| (.+) \|$", (DOCS / "checkers.md").read_text(), re.MULTILINE)
     rules = [
         (f"{checker.findings.checker}/{rule}", promise)
@@ -23,7 +23,7 @@ def test_the_table_of_rules_is_the_code_s() -> None:
     assert rows == rules
 
 
-def test_the_example_of_a_line_is_one() -> None:
+def test_the_example_line_is_a_valid_record() -> None:
     line = re.search(r"^\{.*\}$", (DOCS / "history.md").read_text(), re.MULTILINE)
     assert line is not None
     record = decode(line.group())

@@ -43,7 +43,7 @@ def test_another_seed_and_another_generation_have_other_plans() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_plan_is_possible_in_its_world_and_a_name_belongs_to_one_set(world_size: int) -> None:
+def test_a_plan_uses_ranks_of_its_world_and_each_name_has_one_set_of_ranks(world_size: int) -> None:
     ranks_of: dict[str, tuple[int, ...]] = {}
     for step in plan(options(), world_size=world_size):
         assert set(step.ranks) <= set(range(world_size))
@@ -51,9 +51,9 @@ def test_a_plan_is_possible_in_its_world_and_a_name_belongs_to_one_set(world_siz
         assert ranks_of.setdefault(step.name, step.ranks) == step.ranks
 
 
-def test_a_plan_has_everybody_subsets_slow_members_and_too_little_time() -> None:
+def test_a_plan_has_full_partial_slow_and_short_deadline_barriers() -> None:
     kinds = {step.name.split("-")[0] for step in plan(options())}
-    assert kinds == {"all", "some", "slow", "hurry"}
+    assert kinds == {"all", "some", "slow", "short"}
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
@@ -66,7 +66,7 @@ def test_every_workload_takes_the_same_arguments(workload: Workload) -> None:
 
 
 @pytest.mark.slow  # a signal does not interrupt a call that waits for coordinators: 10 s
-def test_a_workload_whose_cluster_is_not_there_waits_and_ends_on_sigterm_with_0(tmp_path: Path) -> None:
+def test_a_workload_without_a_cluster_waits_and_exits_with_0_on_sigterm(tmp_path: Path) -> None:
     history = tmp_path / "h.jsonl"
     command = [sys.executable, "-m", "strata_chaos.workloads.barriers", "--endpoints", "127.0.0.1:1"]
     process = subprocess.Popen([*command, "--job", "j", "--history", str(history)])

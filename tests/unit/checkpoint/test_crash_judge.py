@@ -73,7 +73,7 @@ def test_a_sound_root_is_found_sound(root: Path) -> None:
         (save_something_else, "other values than were saved"),
     ],
 )
-def test_what_is_wrong_is_found(root: Path, spoil: Callable[[Path], None], told: str) -> None:
+def test_each_planted_fault_is_found(root: Path, spoil: Callable[[Path], None], told: str) -> None:
     spoil(root)
     found = list(complaints(root, [f"committed {step}" for step in STEPS[:2]], SIZE_BYTES))
     assert any(told in complaint for complaint in found), found

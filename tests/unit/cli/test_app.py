@@ -48,13 +48,13 @@ def test_no_option_is_on_the_page_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
-def test_a_command_on_its_own_is_as_it_is_among_all(name: str) -> None:
+def test_a_command_loaded_alone_has_the_same_help(name: str) -> None:
     alone = CliRunner().invoke(assembled(name), [name, "--help"], prog_name="strata")
     assert alone.exit_code == 0
     assert alone.output == CliRunner().invoke(assembled(), [name, "--help"], prog_name="strata").output
 
 
-def test_a_command_loads_no_other() -> None:
+def test_a_command_loads_no_other_command() -> None:
     script = (
         "import sys; from strata.cli.app import COMMANDS, assembled; assembled('status');"
         "print([n for n, w in COMMANDS.items() if w.partition(':')[0] in sys.modules])"
@@ -75,5 +75,5 @@ def every_command() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(every_command().keys() - SERVERS - PASSED_ON))
-def test_every_command_that_says_something_says_it_as_json_too(name: str) -> None:
+def test_every_command_with_output_has_a_json_option(name: str) -> None:
     assert any("--json" in parameter.opts for parameter in every_command()[name].params)

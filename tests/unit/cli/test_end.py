@@ -27,7 +27,7 @@ def strata(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedPr
     )
 
 
-def test_a_full_disk_under_the_output_is_a_sentence() -> None:
+def test_a_full_disk_at_the_output_is_reported_without_a_traceback() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         done = strata("--help", stdout=full)
@@ -38,7 +38,7 @@ def test_a_full_disk_under_the_output_is_a_sentence() -> None:
     assert "No space left on device" in done.stderr
 
 
-def test_ctrl_c_while_the_command_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_loading_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -49,7 +49,7 @@ def test_ctrl_c_while_the_command_still_loads(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("command", "code"), [("run", 75), ("status", -signal.SIGTERM)])
-def test_a_preemption_while_the_command_still_loads(command: str, code: int) -> None:
+def test_a_preemption_during_loading_has_its_exit_code(command: str, code: int) -> None:
     """If a scheduler preempts the node at that time, it must put `strata run` back into its queue."""
     program = (
         "import os, signal, sys\n"
@@ -75,7 +75,7 @@ def test_a_wrong_detect_s_is_refused_before_anything_starts(tmp_path: Path) -> N
     assert not (tmp_path / "data").exists()
 
 
-def test_what_programs_say_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_a_table_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("t", ("PHASE",), [("\x1b[31mred\nnext",)], empty="")
     assert capsys.readouterr().out.splitlines()[-1] == "?[31mred?next"
 

@@ -68,7 +68,7 @@ def test_the_newest_file_is_the_one_that_was_written_last(
 
 
 @pytest.mark.usefixtures("folder")
-def test_of_several_generations_it_is_said_which_ranks_are_of_which(
+def test_logs_of_several_generations_name_the_ranks_of_each(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     logs("gpt")
@@ -77,7 +77,7 @@ def test_of_several_generations_it_is_said_which_ranks_are_of_which(
     assert capfdbinary.readouterr().err == b""
 
 
-def test_what_is_followed_is_what_is_written_from_now_on(
+def test_follow_continues_with_newly_written_lines(
     capfdbinary: pytest.CaptureFixture[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in folder.iterdir():
@@ -104,7 +104,7 @@ def test_what_is_followed_is_what_is_written_from_now_on(
     assert capfdbinary.readouterr().out == b"last\nbegun again\nthree, no end\nlate\n"
 
 
-def test_two_different_names_are_refused_and_the_environment_is_asked_last(
+def test_two_different_job_names_are_refused_and_the_environment_comes_last(
     capfdbinary: pytest.CaptureFixture[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InvalidArgument, match="the argument names the job gpt, and --job names other"):
@@ -154,7 +154,7 @@ def test_the_folder_may_be_named(
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_what_is_not_there_is_said_with_what_is(
+def test_a_missing_job_rank_or_generation_is_reported_with_the_existing_ones(
     capfdbinary: pytest.CaptureFixture[bytes], options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(NotFound) as refused:
@@ -163,7 +163,7 @@ def test_what_is_not_there_is_said_with_what_is(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_jobs_name_leads_nowhere_else(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_job_name_cannot_lead_outside_the_log_folder(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with pytest.raises(StrataError) as refused:
         shown(capfdbinary, job_="../gpt")
     assert isinstance(refused.value, InvalidArgument)

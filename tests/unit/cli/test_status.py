@@ -30,7 +30,7 @@ def replica(number: int, *, why: str = "", gone: bool = False) -> ReplicaStatus:
 GONE = (replica(1), replica(2, why="unreachable for 14 s", gone=True), replica(3))
 
 
-def test_a_coordinator_that_is_gone_is_in_the_table_and_below_it_in_80_columns(
+def test_an_unreachable_coordinator_is_shown_in_and_below_the_table_in_80_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_status(GetStatusResponse(cluster="default", leader="coordinator-1", replicas=GONE), ())
@@ -41,7 +41,7 @@ def test_a_coordinator_that_is_gone_is_in_the_table_and_below_it_in_80_columns(
     assert all(len(line) <= 80 for line in text.splitlines()), text
 
 
-def test_all_that_are_not_ready_are_named_with_the_reason() -> None:
+def test_every_unready_coordinator_is_named_with_its_reason() -> None:
     every = (*GONE[:2], replica(3, why="it is stopping"))
     assert (
         readiness(every) == "coordinator-2 unreachable for 14 s; coordinator-3: it is stopping; 1 of 3 ready"
@@ -64,7 +64,7 @@ def test_members_count_standbys_once() -> None:
     assert 3 in job_row(Job(name="gpt", workers=3))
 
 
-def test_doctor_says_how_to_start_or_to_forget_one_that_is_gone() -> None:
+def test_doctor_names_the_command_that_forgets_an_unreachable_coordinator() -> None:
     found = judged_readiness(GONE)
     assert (found.level, found.says) == ("WARN", "coordinator-2 unreachable for 14 s; 2 of 3 ready")
     assert "lost-coordinator.md" in found.hint

@@ -13,7 +13,7 @@ async def forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def test_one_loop_a_process_in_a_daemon_thread() -> None:
+def test_a_process_has_one_event_loop_in_a_daemon_thread() -> None:
     async def thread() -> threading.Thread:
         return threading.current_thread()
 
@@ -32,7 +32,7 @@ def test_results_and_errors_come_through() -> None:
     assert shared().call(asyncio.sleep(0, "x")) == "x"
 
 
-def test_a_call_in_vain_is_cancelled() -> None:
+def test_a_call_that_times_out_is_cancelled() -> None:
     ended = threading.Event()
 
     async def waits() -> None:
@@ -46,7 +46,7 @@ def test_a_call_in_vain_is_cancelled() -> None:
     assert ended.wait(5)
 
 
-def test_an_error_that_is_a_timeout_is_not_taken_for_ours() -> None:
+def test_a_timeout_error_raised_by_the_callee_is_passed_on() -> None:
     async def fails() -> None:
         raise TimeoutError("its own")
 
@@ -54,7 +54,7 @@ def test_an_error_that_is_a_timeout_is_not_taken_for_ours() -> None:
         shared().call(fails(), timeout_s=5)
 
 
-def test_stopping_runs_last_acts_cancels_the_rest_and_refuses_calls() -> None:
+def test_stopping_runs_the_final_callbacks_cancels_the_rest_and_refuses_calls() -> None:
     loop, said = BackgroundLoop(), []
 
     async def last() -> None:

@@ -43,7 +43,7 @@ async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_ma
 
 
 @in_rig(rig, 3)
-async def test_all_coordinators_down_for_30_s(r: Rig) -> None:
+async def test_a_session_survives_30_s_without_coordinators(r: Rig) -> None:
     waiting = r.session.arrive(arrival())
     call = asyncio.create_task(r.session.call(GetWorldRequest(job="j"), timeout_s=None))
     for replica in r.replicas:
@@ -69,7 +69,9 @@ async def test_all_coordinators_down_for_30_s(r: Rig) -> None:
 @pytest.mark.parametrize("silent", [False, True], ids=["the others refuse", "the others are black holes"])
 @pytest.mark.parametrize("back", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
-async def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back: int, silent: bool) -> None:
+async def test_a_session_finds_the_first_returning_replica_in_time(
+    seed: int, back: int, silent: bool
+) -> None:
     """The lost replica's list of ready replicas may be outdated: one replica alone may return, and lead.
 
     From its return on, it deletes members that no replica has served for 5 s (PROTOCOLS 5.4).
@@ -92,7 +94,7 @@ async def test_whoever_is_the_first_to_be_back_is_found_in_time(seed: int, back:
 
 @in_virtual_time()
 @pytest.mark.parametrize("seed", range(6))
-async def test_moved_means_there_at_once(seed: int) -> None:
+async def test_a_moved_message_leads_to_an_immediate_reconnect(seed: int) -> None:
     async with rig(3, seed=seed) as r:
         target, before = r.others[seed % 2], r.serving
         moved_at = asyncio.get_running_loop().time()
@@ -118,7 +120,7 @@ async def test_moved_means_there_at_once(seed: int) -> None:
     ],
 )
 @in_rig(rig, 2)
-async def test_which_refusals_end_a_session_that_was_served_before(
+async def test_only_final_refusals_end_a_session_that_was_served_before(
     r: Rig, refusal: errors.StrataError, final: bool
 ) -> None:
     for replica in r.replicas:
@@ -146,7 +148,7 @@ async def test_a_silent_replica_is_kept_if_no_other_is_ready(r: Rig) -> None:
 
 
 @in_rig(rig, 3)
-async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes(r: Rig) -> None:
+async def test_a_silent_replica_that_named_no_other_is_left_for_a_ready_one(r: Rig) -> None:
     """The replica may have frozen before it knew of others, and its members soon become orphans."""
     before, there = r.serving, r.others[0]
     r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
@@ -161,7 +163,7 @@ async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welco
 
 
 @in_rig(rig, 3)
-async def test_a_session_that_was_welcomed_elsewhere_looks_no_more_while_the_frozen_replica_is_let_go(
+async def test_a_session_welcomed_by_another_replica_stops_probing(
     r: Rig,
 ) -> None:
     """A second probe would take the session away from the replica that has just welcomed it."""
@@ -176,7 +178,7 @@ async def test_a_session_that_was_welcomed_elsewhere_looks_no_more_while_the_fro
 
 
 @in_rig(rig, 2)
-async def test_its_own_stall_is_not_blamed_on_the_replica(r: Rig) -> None:
+async def test_a_stall_of_the_client_is_not_blamed_on_the_replica(r: Rig) -> None:
     for replica in r.replicas:
         replica.ready_addresses = [x.address for x in r.replicas]
     loop = asyncio.get_running_loop()
@@ -227,7 +229,7 @@ async def test_a_black_hole_among_the_endpoints_costs_less_than_a_second(r: Rig)
 
 
 @in_rig(rig, 3)
-async def test_when_no_replica_is_ready_the_stream_stays_and_the_tries_are_few(r: Rig) -> None:
+async def test_without_a_ready_replica_the_stream_is_kept_and_retries_are_rare(r: Rig) -> None:
     link = r.serving.links[-1]
     for replica in r.replicas:
         unready(replica)
@@ -248,7 +250,7 @@ async def test_when_no_replica_is_ready_the_stream_stays_and_the_tries_are_few(r
 
 
 @in_rig(rig, 2)
-async def test_a_replica_that_dies_while_its_member_looks_is_left_as_ever(r: Rig) -> None:
+async def test_a_session_leaves_a_replica_that_dies_during_its_probe(r: Rig) -> None:
     before, [other] = r.serving, r.others
     other.welcoming = False
     await first_unready_tick(r)
@@ -260,7 +262,7 @@ async def test_a_replica_that_dies_while_its_member_looks_is_left_as_ever(r: Rig
 
 
 @in_rig(rig, 3)
-async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_is_ready_again(
+async def test_a_probe_with_a_sent_hello_continues_after_the_first_replica_recovers(
     r: Rig,
 ) -> None:
     """The probed replica may serve the member by now. Without a transport it would delete the key after the grace."""
@@ -280,7 +282,7 @@ async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_
 
 
 @in_rig(rig, 6)
-async def test_whoever_has_the_hello_is_asked_first_when_the_first_replica_lets_go(r: Rig) -> None:
+async def test_a_replica_with_a_pending_hello_is_tried_first_after_a_lost_connection(r: Rig) -> None:
     """The first replica lets go because the probed one took the key, and reports that before the other's welcome."""
     before = r.serving
     for other in r.others:
@@ -296,7 +298,7 @@ async def test_whoever_has_the_hello_is_asked_first_when_the_first_replica_lets_
 
 
 @in_rig(rig, 3)
-async def test_a_look_ends_when_the_first_replica_is_ready_again_and_the_one_asked_says_nothing(
+async def test_an_unanswered_probe_ends_once_the_first_replica_is_ready_again(
     r: Rig,
 ) -> None:
     link = r.serving.links[-1]
@@ -311,7 +313,7 @@ async def test_a_look_ends_when_the_first_replica_is_ready_again_and_the_one_ask
 
 
 @in_rig(rig, 2)
-async def test_the_one_that_was_found_may_become_unready_as_well(r: Rig) -> None:
+async def test_a_session_moves_again_if_its_new_replica_becomes_unready(r: Rig) -> None:
     before = r.serving
     await first_unready_tick(r)
     after = await r.reconnected(2)
@@ -322,7 +324,7 @@ async def test_the_one_that_was_found_may_become_unready_as_well(r: Rig) -> None
 
 
 @in_rig(rig, 2)
-async def test_leaving_while_a_look_is_under_way_ends_the_session(r: Rig) -> None:
+async def test_leaving_during_a_probe_ends_the_session(r: Rig) -> None:
     [other] = r.others
     other.welcoming = False
     await first_unready_tick(r)
@@ -335,9 +337,7 @@ async def test_leaving_while_a_look_is_under_way_ends_the_session(r: Rig) -> Non
 
 
 @in_rig(rig, 2)
-async def test_a_session_that_left_has_closed_the_stream_of_its_look(
-    r: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leaving_closes_the_stream_of_a_pending_probe(r: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     board, [other] = r.serving.board, r.others
     dial, opened = board.dial, list[MemoryLink]()
 
@@ -363,7 +363,7 @@ async def test_a_session_that_left_has_closed_the_stream_of_its_look(
 
 
 @in_rig(rig, 3)
-async def test_a_look_ends_with_the_connection_that_it_was_made_for(r: Rig) -> None:
+async def test_a_probe_ends_with_the_connection_it_was_made_for(r: Rig) -> None:
     """t1: the probe sends a hello. t2: the link is lost. t3: another replica welcomes. t4: t1 is welcomed late."""
     for other in r.others:
         other.welcoming = False

@@ -29,14 +29,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_default_needs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_defaults_need_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load()
     assert config == CoordinatorConfig()
     assert config.etcd.endpoints == ("127.0.0.1:2379",)
 
 
-def test_each_source_stands_above_the_next(file: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(file: Path) -> None:
     assert load(path=file).listen == "127.0.0.1:6000"
     env = {"STRATA_LISTEN": "127.0.0.1:7000", "STRATA_ETCD_ENDPOINTS": "c:3, d:4,"}
     assert load(env=env, path=file).listen == "127.0.0.1:7000"
@@ -97,7 +97,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
         ({"STRATA_LISTEN": "10.0.0.1:50051"}, "plaintext"),
         ({"STRATA_LISTEN": "node-7:50051"}, "plaintext"),
         ({"STRATA_ETCD_ENDPOINTS": "127.0.0.1:2379,node-7:2379"}, "node-7:2379 is not on this machine"),
-        ({"STRATA_ETCD_ENDPOINTS": "http://[fd00::1]:2379"}, "would be spoken to in plaintext"),
+        ({"STRATA_ETCD_ENDPOINTS": "http://[fd00::1]:2379"}, "the connection would be plaintext"),
         ({"STRATA_ETCD_CERT_FILE": "x.pem"}, "need each other"),
         ({"STRATA_ETCD_USERNAME": "me"}, "need each other"),
         ({"STRATA_ETCD_ENDPOINTS": ","}, "no etcd endpoint"),
@@ -119,7 +119,7 @@ def test_a_mistake_in_the_environment_is_named(
         {"STRATA_LISTEN": "localhost:50051"},
     ],
 )
-def test_what_may_be_listened_at(
+def test_loopback_or_insecure_listen_addresses_are_accepted(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,9 @@ def test_what_may_be_listened_at(
         {"STRATA_ETCD_ENDPOINTS": "http://localhost:2379,[::1]:2379,127.0.0.2:1"},
     ],
 )
-def test_where_etcd_may_be(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_etcd_may_be_remote_with_tls_or_insecure_and_local_without(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert ",".join(load(env=env).etcd.endpoints) == env["STRATA_ETCD_ENDPOINTS"]
 
@@ -185,6 +187,6 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "::1:50051", "host:http"])
-def test_what_is_no_address(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError):
         split_address("x", address)

@@ -17,12 +17,12 @@ def test_limits_are_read_by_phase() -> None:
 @pytest.mark.parametrize(
     "entry", ["step", "step=", "=5", "step=soon", "step=0", "step=-1", "step=nan", "step=inf"]
 )
-def test_what_is_no_limit_is_named(entry: str) -> None:
+def test_an_invalid_stall_limit_is_refused(entry: str) -> None:
     with pytest.raises(ConfigError, match="is no limit of a phase"):
         HealthConfig(stall_limits=(entry,))
 
 
-def test_there_are_two_things_to_do_about_a_stall() -> None:
+def test_the_action_on_a_stall_is_report_or_evict() -> None:
     assert HealthConfig(on_stall="evict").on_stall == "evict"
     with pytest.raises(ConfigError, match="--on-stall must be report or evict"):
         HealthConfig(on_stall="shout")

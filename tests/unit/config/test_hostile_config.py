@@ -53,7 +53,7 @@ from tests.unit.documents.hostile import put_shape
         (RunConfig, "#" * 300_000, "is not TOML: .*at most 262144|at most 262144 are read"),
     ],
 )
-def test_a_file_that_cannot_be_is_an_error_that_names_it(
+def test_an_invalid_value_in_a_config_file_is_an_error_that_names_it(
     tmp_path: Path, config: Any, text: str, says: str
 ) -> None:
     path = tmp_path / "strata.toml"
@@ -67,7 +67,9 @@ def test_a_file_that_cannot_be_is_an_error_that_names_it(
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("shape", ["fifo", "zero", "sparse", "socket", "loop", "folder"])
-def test_a_file_that_is_none_is_an_error_that_names_it(tmp_path: Path, shape: str) -> None:
+def test_a_config_path_that_is_not_a_readable_file_is_an_error_that_names_it(
+    tmp_path: Path, shape: str
+) -> None:
     path = tmp_path / "strata.toml"
     put_shape(path, shape)
     with pytest.raises(ConfigError, match=f"cannot read {path}: ") as caught:
@@ -76,7 +78,7 @@ def test_a_file_that_is_none_is_an_error_that_names_it(tmp_path: Path, shape: st
 
 
 @pytest.mark.parametrize("value", ["inf", "1e999", "9" * 5000, "1e300", "nan"])
-def test_so_is_a_number_of_the_environment(value: str) -> None:
+def test_an_invalid_number_in_the_environment_is_an_error_that_names_it(value: str) -> None:
     for name in ("STRATA_RUN_SLOTS", "STRATA_RUN_SETTLE_S"):
         with pytest.raises(ConfigError, match=name):
             RunConfig.load(flags={}, env={name: value})
@@ -96,7 +98,7 @@ def test_numbers_within_reason_are_taken() -> None:
     assert RunConfig.load(flags={}, env={}, path=None).slots == 1
 
 
-def test_ports_and_places_of_a_scheduler_are_numbers_of_bounded_length() -> None:
+def test_ports_and_scheduler_positions_have_a_bounded_length() -> None:
     with pytest.raises(ConfigError, match="not a port"):
         split_address("listen", f"host:{'9' * 5000}")
     with pytest.raises(ConfigError, match="SLURM_NODEID"):

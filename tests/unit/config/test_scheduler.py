@@ -24,7 +24,7 @@ def loaded(env: dict[str, str], path: Path | None = None, **flags: int) -> RunCo
     return RunConfig.load(flags=flags, env=env, path=path)
 
 
-def test_slurm_says_the_job_the_member_and_how_many() -> None:
+def test_slurm_sets_the_job_the_member_and_the_number_of_workers() -> None:
     config = loaded(SLURM)
     assert (config.job, config.worker_id) == ("slurm-4711", "node-3")
     assert (config.min_workers, config.max_workers) == (8, 8)
@@ -47,7 +47,9 @@ def test_a_requeued_slurm_job_is_the_same_one() -> None:
     ],
     ids=["two a node", "no step", "no more than the id"],
 )
-def test_other_ways_to_be_started_by_slurm(changes: dict[str, str], worker: str, members: int) -> None:
+def test_other_slurm_launches_give_worker_and_member_count(
+    changes: dict[str, str], worker: str, members: int
+) -> None:
     config = loaded({**SLURM, **changes})
     assert (config.worker_id, config.min_workers) == (worker, members)
 
@@ -60,7 +62,7 @@ def test_a_pod_of_an_indexed_job_has_its_job_and_its_index(host: str) -> None:
 
 
 @pytest.mark.parametrize("env", [{}, {"SLURM_NODEID": "3"}, {**INDEXED, "HOSTNAME": "elsewhere"}])
-def test_elsewhere_nothing_is_guessed(env: dict[str, str]) -> None:
+def test_outside_a_scheduler_nothing_is_guessed(env: dict[str, str]) -> None:
     assert allocation(env) is None
     assert (loaded(env).job, loaded(env).run_id) == ("", "")
 
@@ -69,13 +71,13 @@ def test_a_requeued_slurm_job_is_the_same_run() -> None:
     assert loaded(SLURM).run_id == loaded({**SLURM, "SLURM_RESTART_COUNT": "2"}).run_id == "slurm-4711"
 
 
-def test_a_pod_knows_its_run_by_what_the_manifest_hands_on() -> None:
+def test_a_pod_takes_its_run_id_from_the_environment_of_the_manifest() -> None:
     assert loaded(INDEXED).run_id == ""
     assert loaded({**INDEXED, "STRATA_RUN_ID": "8f3c"}).run_id == "8f3c"
     assert loaded({**SLURM, "STRATA_RUN_ID": "8f3c"}).run_id == "8f3c", "what a person says counts more"
 
 
-def test_what_a_person_says_counts_more(tmp_path: Path) -> None:
+def test_explicit_settings_override_those_of_the_scheduler(tmp_path: Path) -> None:
     file = tmp_path / "strata.toml"
     file.write_text('job = "of-file"\n[run]\nmin_workers = 2\n')
     config = loaded({**SLURM, "STRATA_WORKER_ID": "of-env"}, path=file, max_workers=5)
@@ -92,7 +94,7 @@ def test_a_count_that_contradicts_the_scheduler_s_is_refused(flags: dict[str, in
 
 
 @pytest.mark.parametrize("name", ["SLURM_NODEID", "SLURM_NNODES"])
-def test_a_number_that_is_none_is_named(name: str) -> None:
+def test_a_variable_that_is_not_a_number_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         loaded({**SLURM, "SLURM_STEP_NUM_TASKS": "", name: "many"})
 

@@ -84,7 +84,9 @@ def test_no_error_of_an_address_shows_its_password(place: str, address: str) -> 
 
 
 @given(address=addresses(), shape=st.sampled_from(["text", "list", "nested", "table"]))
-def test_nor_does_one_of_a_file(address: str, shape: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_error_of_a_config_file_shows_a_password(
+    address: str, shape: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     text = json.dumps(address, ensure_ascii=False).replace("\x7f", "\\u007F")
     value = {"text": text, "list": f"[{text}]", "nested": f"[[{text}]]", "table": f"{{url = {text}}}"}[shape]
     file = tmp_path_factory.getbasetemp() / "userinfo.toml"
@@ -95,11 +97,11 @@ def test_nor_does_one_of_a_file(address: str, shape: str, tmp_path_factory: pyte
 
 
 @pytest.mark.parametrize("ordinary", ["host", "host:1", "https://host:1/", "[::1]:1", "unix:/tmp/a@b/socket"])
-def test_what_has_no_password_is_taken(ordinary: str) -> None:
+def test_an_address_without_a_password_is_accepted(ordinary: str) -> None:
     assert parse_endpoints(ordinary)
 
 
-def test_what_a_library_says_of_a_proxy_is_redacted() -> None:
+def test_a_proxy_password_in_a_library_s_message_is_redacted() -> None:
     message = 'Failed to connect to proxy URL: "http://ada:hunter2@proxy:3128", s3://bucket/a@b is fine'
     shown = 'Failed to connect to proxy URL: "http://…@proxy:3128", s3://bucket/a@b is fine'
     assert redacted(message) == shown
@@ -109,7 +111,7 @@ def test_what_a_library_says_of_a_proxy_is_redacted() -> None:
 
 
 @pytest.mark.parametrize("fmt", ["json", "plain"])
-def test_no_line_of_the_log_has_one(fmt: str) -> None:
+def test_no_log_line_shows_a_password(fmt: str) -> None:
     out = io.StringIO()
     before = structlog.get_config()
     try:
@@ -139,7 +141,7 @@ def test_no_line_of_the_log_has_one(fmt: str) -> None:
         ("coordinator", "--help"),
     ],
 )
-def test_no_command_shows_one(
+def test_no_command_shows_a_password(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

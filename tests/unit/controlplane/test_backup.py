@@ -74,7 +74,7 @@ def counting(place: FolderPlace) -> list[str]:
     return [backup.name.stem for backup in list_backups(place) if not backup.fault]
 
 
-def test_a_backup_is_the_snapshot_and_what_describes_it(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_a_backup_is_the_snapshot_and_its_metadata(etcd: StubEtcd, place: FolderPlace) -> None:
     backup = made(etcd, place)
     assert backup.warnings == ()
     assert etcd.asked == ["h2:2379"], "a follower"
@@ -100,13 +100,13 @@ def test_a_backup_is_the_snapshot_and_what_describes_it(etcd: StubEtcd, place: F
     assert etcd.opened == etcd.closed == 2
 
 
-def test_only_the_owner_may_read_it(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_only_the_owner_may_read_a_backup(etcd: StubEtcd, place: FolderPlace) -> None:
     made(etcd, place)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (place.folder, *place.folder.iterdir())]
     assert modes == [0o700, 0o600, 0o600]
 
 
-def test_etcd_knows_of_it(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_a_backup_is_recorded_in_etcd(etcd: StubEtcd, place: FolderPlace) -> None:
     backup = made(etcd, place)
     [kv] = etcd.memory.read(Range(key=KEYS.backup)).kvs
     assert decode(Backup, kv.value) == Backup(
@@ -150,7 +150,7 @@ def test_a_broken_stream_and_ctrl_c_leave_nothing(
 
 @pytest.mark.parametrize("step", range(1, 7))
 @pytest.mark.parametrize("dies", [False, True], ids=["an error", "the process dies"])
-def test_whatever_step_fails_what_is_left_counts_only_whole(
+def test_a_failed_step_leaves_no_partial_backup_that_counts(
     etcd: StubEtcd, place: FolderPlace, monkeypatch: pytest.MonkeyPatch, step: int, dies: bool
 ) -> None:
     """The steps are fsync, rename and fsync of the folder, first for the database, then for the metadata."""
@@ -191,7 +191,7 @@ def test_whatever_step_fails_what_is_left_counts_only_whole(
     assert len(place.names()) == 2 * len(counting(place))
 
 
-def test_a_cluster_that_etcd_does_not_hold_is_named_with_those_it_does(
+def test_an_unknown_cluster_is_refused_and_the_known_ones_are_listed(
     etcd: StubEtcd, place: FolderPlace
 ) -> None:
     for cluster in ("prod", "prod-2", "zeta"):
@@ -203,7 +203,7 @@ def test_a_cluster_that_etcd_does_not_hold_is_named_with_those_it_does(
     assert (place.names(), etcd.asked) == ([], [])
 
 
-def test_an_empty_etcd_is_perhaps_the_wrong_one(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_an_empty_etcd_is_refused_as_possibly_the_wrong_one(etcd: StubEtcd, place: FolderPlace) -> None:
     etcd.memory = type(etcd.memory)()
     with pytest.raises(NotFound, match="etcd holds no cluster default") as caught:
         made(etcd, place)
@@ -217,7 +217,7 @@ def test_an_empty_etcd_is_perhaps_the_wrong_one(etcd: StubEtcd, place: FolderPla
         (lambda status: replace(status, leader_id=0), "h2:2379: it knows no leader"),
     ],
 )
-def test_no_healthy_member_is_an_error_that_says_why(
+def test_without_a_healthy_member_the_error_gives_the_reason(
     etcd: StubEtcd,
     place: FolderPlace,
     change: Callable[[MemberStatus], MemberStatus | StrataError],
@@ -236,7 +236,7 @@ def test_a_corrupt_member_is_passed_over(etcd: StubEtcd, place: FolderPlace) -> 
     assert made(etcd, place).metadata.member == "etcd-3"
 
 
-def test_a_user_without_the_role_root_is_told_so(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_a_denied_backup_names_the_missing_root_role(etcd: StubEtcd, place: FolderPlace) -> None:
     etcd.status = dict.fromkeys(etcd.status, Refused("etcd h1:2379: etcdserver: permission denied"))
     with pytest.raises(Refused, match="needs an etcd user with the role root"):
         made(etcd, place)
@@ -265,14 +265,16 @@ def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
 # -- failures after the backup counts
 
 
-def test_a_backup_that_etcd_could_not_be_told_of_counts(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_a_backup_that_etcd_could_not_record_still_counts(etcd: StubEtcd, place: FolderPlace) -> None:
     etcd.writes_fail_with = Unavailable("no leader")
     backup = made(etcd, place)
-    assert backup.warnings == ("etcd does not know of this backup, strata doctor will miss it: no leader",)
+    assert backup.warnings == (
+        "etcd has no record of this backup, so strata doctor does not see it: no leader",
+    )
     assert counting(place) == [backup.name.stem]
 
 
-def test_a_cluster_that_was_replaced_meanwhile_is_not_told(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_a_backup_is_not_recorded_in_a_replaced_cluster(etcd: StubEtcd, place: FolderPlace) -> None:
     original = etcd.execute
 
     async def replaced(txn: Txn) -> Any:
@@ -285,7 +287,7 @@ def test_a_cluster_that_was_replaced_meanwhile_is_not_told(etcd: StubEtcd, place
     assert etcd.memory.read(Range(key=KEYS.backup)).kvs == ()
 
 
-def test_a_newer_record_stays_and_a_poisoned_one_does_not(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_a_newer_record_is_kept_and_an_unreadable_one_is_replaced(etcd: StubEtcd, place: FolderPlace) -> None:
     newer = encode(Backup(revision=9, unix_ms=2**45, where="s3://b/p", size_bytes=1))
     etcd.memory.execute(Txn(success=(Put(key=KEYS.backup, value=newer),)))
     assert made(etcd, place).warnings == ()
@@ -295,7 +297,7 @@ def test_a_newer_record_stays_and_a_poisoned_one_does_not(etcd: StubEtcd, place:
     assert decode(Backup, etcd.memory.read(Range(key=KEYS.backup)).kvs[0].value).unix_ms == again.name.unix_ms
 
 
-def test_older_ones_that_cannot_be_removed_are_a_warning(
+def test_older_backups_that_cannot_be_deleted_are_a_warning(
     etcd: StubEtcd, place: FolderPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(etcd, place)
@@ -313,7 +315,7 @@ def test_older_ones_that_cannot_be_removed_are_a_warning(
 # -- backups at the same time, and of other clusters
 
 
-def test_the_newest_stay_and_what_is_not_ours_does(etcd: StubEtcd, place: FolderPlace) -> None:
+def test_pruning_keeps_the_newest_backups_and_foreign_files(etcd: StubEtcd, place: FolderPlace) -> None:
     place.prepare()
     others = backup_name("other", BEGIN - timedelta(days=9), 7)
     foreign = {"notes.txt", "strata.json", others.database, others.metadata, "strata-default-x.db"}
@@ -326,7 +328,7 @@ def test_the_newest_stay_and_what_is_not_ours_does(etcd: StubEtcd, place: Folder
     assert set(place.names()) == foreign | {file for name in stay for file in (name.database, name.metadata)}
 
 
-def test_backups_of_an_empty_cluster_do_not_push_out_those_of_the_one_before(
+def test_backups_of_an_empty_cluster_do_not_displace_those_of_its_predecessor(
     etcd: StubEtcd, place: FolderPlace
 ) -> None:
     """etcd is wiped, a coordinator begins a new cluster of the same name, and the backup timer keeps running."""
@@ -341,7 +343,7 @@ def test_backups_of_an_empty_cluster_do_not_push_out_those_of_the_one_before(
     assert stay[2:] == [backup.name.stem for backup in reversed(good)]
     assert len(stay) == 4, "and two of the new cluster"
     assert unreadable.name.database in place.names()
-    with pytest.raises(Refused, match="backups of 2 clusters that were called default") as caught:
+    with pytest.raises(Refused, match="backups of 2 clusters named default") as caught:
         backup_to_restore(place, cluster="default")
     assert f"new has 2, the newest {stay[0]}; {UID} has 2, the newest {stay[2]}" in caught.value.hint
     assert backup_to_restore(place, cluster="default", lineage=UID) == good[1].name
@@ -381,7 +383,7 @@ def test_a_backup_that_another_one_is_writing_is_left_alone(etcd: StubEtcd, plac
     assert counting(place) == [later.name.stem]
 
 
-def test_a_folder_is_made_but_none_above_it(etcd: StubEtcd, tmp_path: Path) -> None:
+def test_the_backup_folder_is_created_but_its_parents_are_not(etcd: StubEtcd, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="No such file") as caught:
         made(etcd, FolderPlace(tmp_path / "not" / "mounted"))
     assert caught.value.hint == "make the folder above it first"

@@ -24,11 +24,11 @@ WHOLE = BackupMetadata(
 )
 
 
-def test_it_is_read_back() -> None:
+def test_metadata_survives_a_round_trip() -> None:
     assert decode(WHOLE.encode(), what="x.json") == WHOLE
 
 
-def test_a_newer_release_may_add_to_it() -> None:
+def test_metadata_may_have_fields_of_a_newer_release() -> None:
     body = {**json.loads(WHOLE.encode()), "signed_by": "somebody"}
     assert decode(json.dumps(body).encode(), what="x.json") == WHOLE
 
@@ -46,14 +46,14 @@ def test_a_newer_release_may_add_to_it() -> None:
         ({"time": "2026-11-28T03:15:02"}, "no zone"),
     ],
 )
-def test_a_document_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+def test_invalid_metadata_is_refused(change: dict[str, Any], said: str) -> None:
     body = {**json.loads(WHOLE.encode()), **change}
     with pytest.raises(BackupCorrupt, match=said):
         decode(json.dumps(body).encode(), what="x.json")
 
 
 @pytest.mark.parametrize("name", list(json.loads(WHOLE.encode())))
-def test_every_field_is_needed(name: str) -> None:
+def test_every_metadata_field_is_required(name: str) -> None:
     body = json.loads(WHOLE.encode())
     del body[name]
     with pytest.raises(BackupCorrupt, match=f"x.json.*{name}"):
@@ -61,6 +61,6 @@ def test_every_field_is_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 1000, b'{"a":"' + b"x" * 70_000 + b'"}'])
-def test_bytes_that_are_no_document_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_metadata_are_refused(data: bytes) -> None:
     with pytest.raises(BackupCorrupt, match="no metadata"):
         decode(data, what="x.json")

@@ -54,7 +54,7 @@ def test_every_name_is_read_back(cluster: str, part: Part) -> None:
         STEM.replace("4711", "٤٧١١") + ".db",
     ],
 )
-def test_other_files_are_not_ours(file: str) -> None:
+def test_other_file_names_are_not_backups(file: str) -> None:
     assert parse(file) is None
 
 
@@ -64,12 +64,12 @@ def test_a_person_may_name_a_backup_by_any_of_its_files(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "latest", "../etc/passwd", f"a/{STEM}"])
-def test_what_names_no_backup_is_refused(given: str) -> None:
+def test_a_name_that_is_no_backup_is_refused(given: str) -> None:
     with pytest.raises(InvalidArgument, match="no name of a backup"):
         parse_stem(given)
 
 
 @pytest.mark.parametrize(("cluster", "revision"), [("a/b", 1), ("", 1), ("a", -1), ("a", 10**16)])
-def test_what_no_name_can_hold_is_refused(cluster: str, revision: int) -> None:
+def test_a_backup_name_rejects_an_invalid_cluster_or_revision(cluster: str, revision: int) -> None:
     with pytest.raises(InvalidArgument):
         backup_name(cluster, TIME, revision)

@@ -28,7 +28,7 @@ def interrupted(*, in_place: bool, source: str = "the backup of yesterday") -> R
     return Restoring(who="ada", since_unix_ms=1, source=source, uid="aaaa", in_place=in_place)
 
 
-def test_in_place_it_begins_with_what_etcd_holds() -> None:
+def test_an_in_place_restore_starts_from_the_keys_in_etcd() -> None:
     for keyspace in (held("aaaa"), held(restoring=interrupted(in_place=True))):
         base = base_in_place(keyspace)
         assert (base.uid, base.jobs, base.in_place) == ("aaaa", {"/a": b"job"}, True)
@@ -37,8 +37,8 @@ def test_in_place_it_begins_with_what_etcd_holds() -> None:
 
 
 @pytest.mark.parametrize("source", ["the backup of yesterday", "storage", ""])
-def test_half_of_another_restore_is_not_completed_in_place(source: str) -> None:
+def test_a_partial_restore_from_another_source_is_not_completed_in_place(source: str) -> None:
     """After an interrupted restore from a backup, the keys that it has not written would count as removed."""
     with pytest.raises(Refused, match="etcd holds only a part of") as error:
         base_in_place(held(restoring=interrupted(in_place=False, source=source)))
-    assert error.value.hint == f"run that one again, from {source or 'where it was from'}: it goes on"
+    assert error.value.hint == f"run that restore again, from {source or 'its source'}: it continues"

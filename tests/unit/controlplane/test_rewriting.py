@@ -93,7 +93,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_the_keys_are_what_they_are_to_be_and_the_cluster_is_a_successor() -> None:
+def test_a_restore_writes_the_wanted_keys_and_a_successor_uid() -> None:
     async def work() -> None:
         rig = Rig()
         leader = Leader(instance="i", replica="r", address="")  # type: ignore[arg-type]  # any ids
@@ -108,7 +108,7 @@ def test_the_keys_are_what_they_are_to_be_and_the_cluster_is_a_successor() -> No
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_whatever_it_is_interrupted_in_the_next_one_finishes_it(at: int) -> None:
+def test_a_restore_interrupted_at_any_transaction_is_finished_by_the_next_one(at: int) -> None:
     async def work() -> None:
         rig = Rig()
 
@@ -134,7 +134,7 @@ def test_whatever_it_is_interrupted_in_the_next_one_finishes_it(at: int) -> None
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_unclear_answer_is_followed_by_the_same_transaction_or_by_a_look(at: int, lost: str) -> None:
+def test_an_indeterminate_answer_is_followed_by_a_retry_or_a_read(at: int, lost: str) -> None:
     async def work() -> None:
         rig = Rig()
         rewriting = rig.rewriting()
@@ -184,7 +184,7 @@ def test_a_batch_is_tried_again_only_while_etcd_does_not_answer(error: BaseExcep
     run(work)
 
 
-def test_a_replica_that_has_not_noticed_yet_changes_nothing() -> None:
+def test_a_replica_unaware_of_the_restore_changes_nothing() -> None:
     async def work() -> None:
         rig = Rig()
 
@@ -199,18 +199,18 @@ def test_a_replica_that_has_not_noticed_yet_changes_nothing() -> None:
     run(work)
 
 
-def test_who_never_stops_writing_is_named() -> None:
+def test_a_restore_fails_while_another_writer_keeps_writing() -> None:
     async def work() -> None:
         rig = Rig()
         rig.between = lambda count, _txn: rig.put(KEYS.job("old").worker(f"w{count}")) if count > 1 else None
-        with pytest.raises(Refused, match="somebody else writes") as error:
+        with pytest.raises(Refused, match="another process writes") as error:
             await restore(rig)
         assert "stop the coordinators" in error.value.hint
 
     run(work)
 
 
-def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> None:
+def test_of_two_restores_the_later_takes_over_and_the_earlier_stops() -> None:
     async def work() -> None:
         rig = Rig()
         first = rig.rewriting()
@@ -222,13 +222,13 @@ def test_two_at_once_the_later_one_takes_over_and_the_earlier_one_stops() -> Non
             await first.bring(WANTED)
         await second.bring(WANTED)
         await second.finish("bbbb", 5, "77")
-        with pytest.raises(Conflict, match="finished a restore meanwhile"):
+        with pytest.raises(Conflict, match="another restore has finished meanwhile"):
             await first.bring(WANTED)
 
     run(work)
 
 
-def test_a_plan_that_somebody_overtook_is_not_written() -> None:
+def test_a_plan_made_before_another_restore_is_not_written() -> None:
     """Two operators plan a restore. The first one finishes, and a job commits. Then the second operator confirms."""
 
     async def work() -> None:
@@ -239,7 +239,7 @@ def test_a_plan_that_somebody_overtook_is_not_written() -> None:
         before = (await rig.keys(), await rig.uid())
         for in_place in (False, True):
             late = Restoring(who="bob", since_unix_ms=2, in_place=in_place)
-            with pytest.raises(Conflict, match="changed cluster test since it was looked at") as error:
+            with pytest.raises(Conflict, match="changed cluster test since it was read") as error:
                 await rig.rewriting(late).begin(seen)
             assert error.value.hint == "run it again"
         assert (await rig.keys(), await rig.uid()) == before
@@ -249,7 +249,7 @@ def test_a_plan_that_somebody_overtook_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_a_job_wrote_since_ends_a_restore_unless_it_is_in_place(in_place: bool) -> None:
+def test_a_job_s_later_write_ends_a_restore_unless_it_is_in_place(in_place: bool) -> None:
     async def work() -> None:
         rig = Rig()
         seen = await rig.look()
@@ -266,7 +266,7 @@ def test_what_a_job_wrote_since_ends_a_restore_unless_it_is_in_place(in_place: b
     run(work)
 
 
-def test_a_restore_that_begins_while_another_one_does_is_not_taken_over_unseen() -> None:
+def test_a_concurrent_restore_does_not_take_over_one_it_has_not_seen() -> None:
     async def work() -> None:
         rig = Rig()
         seen = await rig.look()
@@ -289,7 +289,7 @@ def test_a_cluster_of_the_same_lineage_is_not_named_as_replaced() -> None:
     run(work)
 
 
-def test_the_newest_backup_is_remembered_unless_a_newer_one_is() -> None:
+def test_a_backup_is_recorded_unless_a_newer_one_is() -> None:
     async def work() -> None:
         rig = Rig()
         rewriting = rig.rewriting()
@@ -346,7 +346,7 @@ def test_no_transaction_is_larger_than_etcd_takes() -> None:
     assert [len(batch) for batch in batches(small)] == [100, 100, 50]
 
 
-def test_a_value_that_nobody_can_read_is_somebody_who_restores() -> None:
+def test_an_unreadable_restore_record_counts_as_a_restore_in_progress() -> None:
     async def work() -> None:
         rig = Rig()
         rig.put(KEYS.restoring, b"nonsense")

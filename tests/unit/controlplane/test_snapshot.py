@@ -21,7 +21,7 @@ def digest_of(pieces: Iterable[bytes]) -> SnapshotDigest:
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 32, 33, 64, 4096, len(DATABASE), len(SNAPSHOT)])
-def test_a_whole_snapshot_is_one_in_pieces_of_any_size(length: int) -> None:
+def test_a_snapshot_in_pieces_of_any_size_is_whole(length: int) -> None:
     pieces = [SNAPSHOT[start : start + length] for start in range(0, len(SNAPSHOT), length)]
     digest = digest_of(pieces)
     assert digest.fault() == ""
@@ -34,7 +34,7 @@ def test_an_empty_piece_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 31, 32, 33, 4096, len(SNAPSHOT) - 33])
-def test_a_truncated_one_is_found(missing: int) -> None:
+def test_a_truncated_snapshot_is_found(missing: int) -> None:
     assert "SHA-256" in digest_of([SNAPSHOT[:-missing]]).fault()
 
 
@@ -46,5 +46,5 @@ def test_a_flipped_bit_is_found(at: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", SNAPSHOT[-32:], hashlib.sha256(b"").digest()])
-def test_an_empty_database_is_none(data: bytes) -> None:
+def test_an_empty_database_is_not_a_snapshot(data: bytes) -> None:
     assert "too few" in digest_of([data]).fault()

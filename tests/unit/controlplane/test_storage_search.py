@@ -63,7 +63,7 @@ def folder_of(root: Path, step: int) -> Path:
     return folder
 
 
-def test_what_is_marked_and_whole_is_found_with_all_that_its_manifest_says(root: Path) -> None:
+def test_a_complete_checkpoint_is_found_with_its_manifest_data(root: Path) -> None:
     searched = look(root)
     first, second = sorted(searched.found.checkpoints, key=lambda c: c.step)
     assert searched.skipped == ()
@@ -77,7 +77,7 @@ def test_what_is_marked_and_whole_is_found_with_all_that_its_manifest_says(root:
     assert second.size_bytes > 0
 
 
-def test_an_incremental_names_what_it_uses(tmp_path: Path) -> None:
+def test_an_incremental_names_the_checkpoints_it_uses(tmp_path: Path) -> None:
     where = tmp_path / "root"
     with CheckpointManager(where / "gpt") as manager:
         kept = np.arange(5 << 20, dtype=np.float32)
@@ -144,7 +144,7 @@ def as_a_folder(name: str) -> Callable[[Path], None]:
         as_a_folder("manifest.json"),
     ],
 )
-def test_one_that_is_marked_and_not_whole_is_damaged(root: Path, change: Callable[[Path], None]) -> None:
+def test_a_marked_but_incomplete_checkpoint_is_damaged(root: Path, change: Callable[[Path], None]) -> None:
     change(folder_of(root, 20))
     searched = look(root)
     assert [c.step for c in searched.found.checkpoints] == [10]
@@ -152,15 +152,15 @@ def test_one_that_is_marked_and_not_whole_is_damaged(root: Path, change: Callabl
     assert len(searched.skipped) == 1
 
 
-def test_a_flipped_bit_is_found_by_reading_every_byte_alone(root: Path) -> None:
+def test_a_flipped_bit_is_found_only_by_reading_every_byte(root: Path) -> None:
     flip(folder_of(root, 20))
     assert len(look(root).found.checkpoints) == 2
     searched = look(root, verify=True)
     assert [c.step for c in searched.found.checkpoints] == [10]
-    assert "differs from what was saved" in searched.skipped[0]
+    assert "differs from the saved data" in searched.skipped[0]
 
 
-def test_without_a_marker_it_counts_for_a_catalog_that_knows_its_manifest_alone(root: Path) -> None:
+def test_a_checkpoint_without_a_marker_counts_only_if_the_catalog_knows_its_manifest(root: Path) -> None:
     digests = {c.path: c.manifest_digest for c in look(root).found.checkpoints}
     lose("COMMIT")(folder_of(root, 20))
     assert [c.step for c in look(root).found.checkpoints] == [10]
@@ -195,7 +195,7 @@ def test_a_folder_that_no_save_makes_is_left_out_in_one_line(root: Path, name: s
     assert len(searched.skipped) == 1
 
 
-def test_folders_of_nobody_and_of_others_are_not_ours(root: Path) -> None:
+def test_unowned_and_foreign_folders_are_excluded(root: Path) -> None:
     (root / "notes").mkdir()
     (root / "a file").write_text("x")
     own(root / "other", f"{COORDINATED}:bbbb/other")
@@ -250,7 +250,7 @@ def test_a_restored_cluster_is_found_by_its_lineage(root: Path) -> None:
     assert lineage_of([survey(storage(root))], f"{OURS}.99") == OURS
 
 
-def test_a_link_leads_nowhere_else(root: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_the_root_is_not_followed(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     own(tmp_path / "elsewhere", f"{COORDINATED}:{OURS}/linked")
     (root / "linked").symlink_to(tmp_path / "elsewhere")
@@ -269,7 +269,7 @@ def test_a_job_s_folder_that_cannot_be_listed_is_unread(root: Path, monkeypatch:
     assert "Input/output error" in searched.skipped[0]
 
 
-def test_what_is_no_root_is_refused_with_what_to_name(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_storage_root_is_refused_with_a_reason(root: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no storage root"):
         survey(storage(tmp_path / "nothing"))
     with pytest.raises(Refused, match="folder of one job"):
@@ -283,7 +283,7 @@ def test_what_is_no_root_is_refused_with_what_to_name(root: Path, tmp_path: Path
         lineage_of([empty], "")
 
 
-def test_what_the_catalog_says_is_committed_is_looked_for() -> None:
+def test_the_search_expects_the_catalogs_committed_checkpoints() -> None:
     job = LostJob(20, 40)
     base = {key: value for key, value in job.base().items() if key.startswith(KEYS.jobs)}
     assert expected(base, KEYS) == {job.record(step).path: "m" for step in (20, 40)}

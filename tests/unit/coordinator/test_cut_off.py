@@ -109,7 +109,7 @@ async def test_members_of_a_replica_that_lost_etcd_and_its_peers_go_to_another_i
 
 @pytest.mark.parametrize("links", [True, False])
 @in_rig(cluster)
-async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost(c: Cluster, links: bool) -> None:
+async def test_no_stream_is_lost_when_all_replicas_lose_etcd(c: Cluster, links: bool) -> None:
     """This holds with and without `links` between the replicas."""
     jobs: list[asyncio.Task[None]] = []
     members, nodes = await world(c, jobs), c.all
@@ -132,7 +132,7 @@ async def test_when_etcd_is_gone_for_everybody_no_stream_is_lost(c: Cluster, lin
 
 
 @in_rig(cluster, members=1)
-async def test_who_only_asks_is_refused_by_an_unready_replica_and_leaves_no_trace(c: Cluster) -> None:
+async def test_an_unready_replica_refuses_an_if_ready_hello_and_writes_nothing(c: Cluster) -> None:
     [served] = await c.world("r1")
     before = c.worker(served.worker)
     c["r2"].client.partition()

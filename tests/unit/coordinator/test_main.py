@@ -25,7 +25,7 @@ EAST = Identity(cluster="default", role=Role.COORDINATOR, id="east-1")
         (CoordinatorConfig(listen="127.0.0.1:0"), EAST, "east-1"),
     ],
 )
-def test_a_replica_has_its_given_name_or_its_certificates_or_one_of_host_and_port(
+def test_a_replica_is_named_by_its_setting_certificate_or_host_and_port(
     config: CoordinatorConfig, identity: Identity | None, name: str
 ) -> None:
     assert replica_name(config, identity) == name
@@ -39,13 +39,13 @@ def test_a_replica_has_its_given_name_or_its_certificates_or_one_of_host_and_por
         CoordinatorConfig(cluster="no name"),
     ],
 )
-def test_what_cannot_be_a_name_is_a_mistake_of_the_configuration(config: CoordinatorConfig) -> None:
+def test_an_invalid_replica_or_cluster_name_is_a_config_error(config: CoordinatorConfig) -> None:
     with pytest.raises(ConfigError) as caught:
         replica_name(config, None)
     assert caught.value.hint
 
 
-def test_a_signal_right_behind_its_first_word_ends_it_in_good_order(
+def test_a_signal_right_after_the_first_log_line_ends_the_coordinator_cleanly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In CI, the log line came before the signal handlers were installed, and SIGTERM killed the replica."""

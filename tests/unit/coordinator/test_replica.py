@@ -42,7 +42,7 @@ async def test_a_world_waits_for_more_members_only_while_they_settle(f: Cluster)
 
 
 @in_rig(cluster, idle=True)
-async def test_a_stopped_leader_resigns_so_that_the_next_one_acts_at_once(f: Cluster) -> None:
+async def test_a_stopped_leader_resigns_so_that_its_successor_acts_at_once(f: Cluster) -> None:
     await ready(f.all)
     leader, node = await f.leader(), await f.follower()
     before = now()
@@ -55,7 +55,7 @@ async def test_a_stopped_leader_resigns_so_that_the_next_one_acts_at_once(f: Clu
 
 
 @in_rig(cluster, 0, idle=True)
-async def test_it_stops_before_etcd_ever_answered(f: Cluster) -> None:
+async def test_a_replica_stops_although_etcd_has_never_answered(f: Cluster) -> None:
     node = f.add("r1")
     node.client.partition()
     await asyncio.sleep(10)
@@ -64,7 +64,7 @@ async def test_it_stops_before_etcd_ever_answered(f: Cluster) -> None:
 
 
 @in_rig(cluster, 1, idle=True)
-async def test_it_stops_while_etcd_is_away(f: Cluster) -> None:
+async def test_a_replica_stops_within_seven_seconds_while_etcd_is_unreachable(f: Cluster) -> None:
     (node,) = f.all
     await f.leader()
     node.client.partition()
@@ -83,7 +83,7 @@ async def test_readiness_follows_etcd(f: Cluster) -> None:
     node.client.partition()
     await asyncio.sleep(3)
     ok, reason = node.replica.is_ready()
-    assert (ok, "etcd has answered nothing" in reason) == (False, True)
+    assert (ok, "etcd has not answered" in reason) == (False, True)
     node.client.heal()
     await ready(f.all)
     node.replica.stop()
@@ -125,7 +125,9 @@ async def test_a_replica_restarted_at_its_address_takes_its_name_at_once(f: Clus
 
 
 @in_rig(cluster, 1, idle=True)
-async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go(f: Cluster) -> None:
+async def test_a_replica_restarted_at_another_address_waits_for_its_old_registration_to_expire(
+    f: Cluster,
+) -> None:
     await ready(f.all)
     await f.all[0].crash()
     again = Node(f, "r1", 2, address="elsewhere:50051")
@@ -137,7 +139,7 @@ async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go(f: Clus
 
 
 @in_rig(cluster, 0, idle=True)
-async def test_whoever_lost_its_name_does_not_take_it_back(f: Cluster) -> None:
+async def test_a_replica_that_lost_its_name_does_not_take_it_back(f: Cluster) -> None:
     first = Node(f, "r1")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(outcome(first))
@@ -162,7 +164,7 @@ async def test_a_name_that_another_replica_holds_is_an_error(f: Cluster) -> None
 
 
 @in_rig(cluster, 0, idle=True)
-async def test_a_replaced_cluster_ends_it_with_its_error(f: Cluster) -> None:
+async def test_a_replaced_cluster_ends_the_replica_with_cluster_replaced(f: Cluster) -> None:
     node = Node(f, "r1")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(outcome(node))
@@ -181,7 +183,7 @@ async def outcome(node: Node) -> BaseException | None:
 
 
 @in_rig(cluster, idle=True)
-async def test_records_written_by_hand_depose_nobody_and_stop_no_other_job(f: Cluster) -> None:
+async def test_invalid_records_depose_no_leader_and_stop_no_other_job(f: Cluster) -> None:
     await ready(f.all)
     leader = await f.leader()
     epoch = leader.context.election.epoch
@@ -214,7 +216,7 @@ async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: No
 
 
 @in_cluster(Cluster.leader, idle=True)
-async def test_the_keys_of_all_generations_but_the_newest_go(f: Cluster, node: Node) -> None:
+async def test_the_world_keys_of_all_but_the_newest_generations_are_deleted(f: Cluster, node: Node) -> None:
     workers = [f"w{number}" for number in range(KEPT_GENERATIONS + 1)]
     for worker in workers:
         await f.register(
@@ -229,7 +231,7 @@ async def test_the_keys_of_all_generations_but_the_newest_go(f: Cluster, node: N
 
 
 @in_cluster(Cluster.leader, idle=True)
-async def test_history_older_than_five_minutes_goes(f: Cluster, node: Node) -> None:
+async def test_etcd_history_older_than_five_minutes_is_compacted(f: Cluster, node: Node) -> None:
     await f.register(node, "a")
     old = f.store.state.head
     await asyncio.sleep(200)
@@ -281,7 +283,7 @@ async def preempted(replicas: Cluster, node: Node) -> float:
 
 
 @in_cluster(Cluster.follower, idle=True)
-async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_train_again(
+async def test_a_preemption_ends_stuck_ranks_and_members_that_stay_train_again(
     replicas: Cluster,
     node: Node,
 ) -> None:
@@ -299,7 +301,7 @@ async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_tr
 
 
 @in_cluster(Cluster.follower, idle=True)
-async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Cluster, node: Node) -> None:
+async def test_a_new_leader_restarts_the_grace_period_of_a_notice(replicas: Cluster, node: Node) -> None:
     clock = asyncio.get_running_loop().time
     notice_at = await preempted(replicas, node)
     await asyncio.sleep(20)

@@ -89,7 +89,7 @@ async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation(
 
 
 @in_rig(cluster, 2, members=1)
-async def test_who_registers_while_a_replica_stops_is_sent_on_at_once(c: Cluster) -> None:
+async def test_a_member_registering_at_a_stopping_replica_is_moved_at_once(c: Cluster) -> None:
     await c.start("r3", network=slow_writes(0.3))
     began = now()
     member = c.member("w0")

@@ -62,21 +62,23 @@ def systemd() -> Iterator[Systemd]:
         ),
     ],
 )
-def test_it_is_found_in_the_environment(env: dict[str, str], expected: ServiceManager | None) -> None:
+def test_the_service_manager_is_found_in_the_environment(
+    env: dict[str, str], expected: ServiceManager | None
+) -> None:
     assert ServiceManager.of(env, pid=7) == expected
 
 
 @in_virtual_time()
-async def test_it_is_told_once_that_the_replica_serves_and_then_why_not(systemd: Systemd) -> None:
+async def test_systemd_is_notified_once_of_readiness_and_then_of_each_status_change(systemd: Systemd) -> None:
     state = [(False, "it is not registered with etcd")]
     with told(ServiceManager(address=systemd.address), lambda: state[0]):
         assert systemd.heard() == ["STATUS=does not serve: it is not registered with etcd"]
         state[0] = (True, "")
         await asyncio.sleep(1)
         assert systemd.heard() == ["READY=1", "STATUS=serves"]
-        state[0] = (False, "etcd has answered nothing for 2.1 s")
+        state[0] = (False, "etcd has not answered for 2.1 s")
         await asyncio.sleep(1)
-        assert systemd.heard() == ["STATUS=does not serve: etcd has answered nothing for 2.1 s"]
+        assert systemd.heard() == ["STATUS=does not serve: etcd has not answered for 2.1 s"]
         state[0] = (True, "")
         await asyncio.sleep(1)
         assert systemd.heard() == ["STATUS=serves"]
@@ -86,7 +88,7 @@ async def test_it_is_told_once_that_the_replica_serves_and_then_why_not(systemd:
 
 
 @in_virtual_time()
-async def test_the_watchdog_is_fed_well_within_its_limit_also_while_not_ready(systemd: Systemd) -> None:
+async def test_the_watchdog_is_notified_well_within_its_limit_even_while_not_ready(systemd: Systemd) -> None:
     with told(ServiceManager(address=systemd.address, watchdog_s=20.0), lambda: (False, "no")):
         assert systemd.heard().count("WATCHDOG=1") == 1
         await asyncio.sleep(60)
@@ -94,7 +96,7 @@ async def test_the_watchdog_is_fed_well_within_its_limit_also_while_not_ready(sy
 
 
 @in_virtual_time()
-async def test_nobody_who_listens_is_no_reason_to_fail(systemd: Systemd) -> None:
+async def test_a_missing_systemd_socket_is_no_error(systemd: Systemd) -> None:
     systemd.close()
     with told(ServiceManager(address=systemd.address, watchdog_s=1.0), lambda: (True, "")):
         await asyncio.sleep(1)

@@ -100,7 +100,7 @@ def test_all_generations_are_cleared_away_but_the_newest(aged: Aged) -> None:
     assert aged.plan().txns == ()
 
 
-def test_a_stop_that_is_asked_for_again_was_carried_out_though_two_worlds_followed(aged: Aged) -> None:
+def test_a_repeated_stop_request_stays_fulfilled_after_two_more_worlds(aged: Aged) -> None:
     request = StopRequest(action=StopAction.PREEMPT, reason="maintenance", generation=1)
     aged.store.settle(lambda job: decide_stop(job, request))
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_a_stop_that_is_asked_for_again_was_carried_out_though_two_worlds_follow
     assert (again.txn, again.refusal) == (None, None)
 
 
-def test_what_a_generation_restored_stays_while_it_supersedes_a_record(aged: Aged) -> None:
+def test_a_generations_restore_point_stays_while_it_supersedes_a_record(aged: Aged) -> None:
     commit(aged.store, 20)
     aged.next_generation()
     assert aged.store.job().restored(2) == 20
@@ -185,7 +185,7 @@ class Served:
         )
 
 
-def test_a_member_of_a_replica_that_is_there_is_no_orphan(served: Served) -> None:
+def test_a_member_of_a_live_replica_is_no_orphan(served: Served) -> None:
     assert orphans(served.store.job(), keys=KEYS) == {}
     assert served.plan(now_ms=1e9).txns == ()
 
@@ -210,7 +210,7 @@ def test_an_orphan_is_deleted_five_seconds_after_the_latest_of_all_reasons(serve
     assert [worker.name for worker in served.store.job().workers()] == ["w0"]
 
 
-def test_a_replica_that_comes_back_as_another_instance_serves_nobody(served: Served) -> None:
+def test_a_member_of_a_replica_that_returns_as_another_instance_is_an_orphan(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     again = Replica(instance=InstanceId("i-r2-again"), address="r2:1")
     served.store.put(KEYS.replica("r2"), again)
@@ -226,14 +226,16 @@ def test_a_replica_that_comes_back_as_another_instance_serves_nobody(served: Ser
     ],
     ids=["the member comes back", "its replica comes back", "another leader"],
 )
-def test_what_comes_between_spares_an_orphan(served: Served, meanwhile: Callable[[Served], object]) -> None:
+def test_a_change_before_the_deletion_spares_an_orphan(
+    served: Served, meanwhile: Callable[[Served], object]
+) -> None:
     served.store.delete(KEYS.replica("r2"))
     plan = served.plan()
     meanwhile(served)
     assert not served.store.execute(plan.txns[0]).succeeded
 
 
-def test_an_orphan_that_is_at_the_leader_s_own_session_is_not_deleted(served: Served) -> None:
+def test_an_orphan_reconnecting_at_the_leader_is_not_deleted(served: Served) -> None:
     served.store.delete(KEYS.replica("r1"))
     served.store.delete(KEYS.replica("r2"))
     job = served.store.job()
@@ -253,7 +255,7 @@ def test_an_orphan_that_is_at_the_leader_s_own_session_is_not_deleted(served: Se
     assert "w1" in [worker.name for worker in served.store.job().workers()]
 
 
-def test_a_hand_over_makes_another_orphan_of_a_member(served: Served) -> None:
+def test_a_handover_to_another_dead_replica_restarts_the_orphan_timeout(served: Served) -> None:
     served.store.delete(KEYS.replica("r2"))
     before = set(orphans(served.store.job(), keys=KEYS))
     served.serve("w1", InstanceId("i-dead"))

@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     "latest not restored": (
         lambda s: s.change(JOB.head, WorldHead, restore=None),
-        "is not what generation 2 restored",
+        "differs from the restore point of generation 2",
     ),
     "a record in another slot": (
         lambda s: s.put(JOB.checkpoint(30, 1), RECORD),
@@ -254,7 +254,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
                 tiers={"primary": Tier(path="file:///x", state=TierState.REMOVED), "s3": Tier(path="s3://b")},
             ),
         ],
-        "is referenced by .30, 1. and is going from primary",
+        "is referenced by .30, 1. and is being deleted from primary",
     ),
     "a rewind that outlived a world": (
         lambda s: [
@@ -283,15 +283,15 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     "a shard that is none": (
         lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w0": (40,)}),
-        "or one that does not exist",
+        "or an unknown shard",
     ),
     "two on one seat": (
         lambda s: s.change(JOB.assignment("d"), Assignment, seats={"w0": "w2"}),
-        "two workers on one seat",
+        "two workers in one seat",
     ),
     "a strangers seat": (
         lambda s: s.change(JOB.assignment("d"), Assignment, seats={"w9": "x"}),
-        "or a seat for a stranger",
+        "or a seat for an unknown worker",
     ),
     "moved to a stranger": (
         lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w9": (1,)}),
@@ -303,12 +303,12 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     # notices and history
     "stopped and done": (lambda s: s.put(JOB.stopped_rank(2, 0), STOPPED), "ended in two ways"),
-    "stopped by nobody": (lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED), "nobody asked them to"),
+    "stopped by nobody": (lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED), "stopped without a stop request"),
     "a strangers drain": (
         lambda s: s.put(JOB.notice(2), StopNotice(action=DRAIN, reason="", workers=(WorkerId("w9"),))),
-        "shall drain",
+        "has to drain",
     ),
-    "a notice for a forming world": (forming_and_asked, "is forming and is asked to stop"),
+    "a notice for a forming world": (forming_and_asked, "is forming and has a stop request"),
     "a place for who was asked to leave": (
         lambda s: s.change(
             JOB.head,
@@ -319,7 +319,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
                 ),
             ),
         ),
-        "which were asked to leave",
+        "which have a request to leave",
     ),
     "asked to leave by a scale": (
         lambda s: s.change(
@@ -329,7 +329,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
                 LeaveRequest(notice=StopNotice(action=StopAction.SCALE, reason=""), revision=1, written=1),
             ),
         ),
-        "by a notice that has nobody leave",
+        "by a notice with the action scale",
     ),
     "history of the future": (
         lambda s: s.put(JOB.history_of(3), s.job().history()[-1].record),
@@ -337,7 +337,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     "another history": (
         lambda s: s.change(JOB.history_of(2), GenerationRecord, reason="so"),
-        "is not what its head says",
+        "differs from its head",
     ),
     # epochs
     "an epoch of the future": (
@@ -375,7 +375,7 @@ def test_a_doctored_keyspace_is_rejected(name: str) -> None:
     ],
     ids=["an imported record is of any generation", "chunks of an attempt that goes on"],
 )
-def test_what_is_no_problem(change: Doctor) -> None:
+def test_imported_records_and_unfinished_chunks_are_no_problem(change: Doctor) -> None:
     store = Sound()
     change(store)
     assert store.problems() == []

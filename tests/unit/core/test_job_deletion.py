@@ -30,7 +30,7 @@ def finished() -> Job:
     return job
 
 
-def test_nothing_of_it_is_left_and_another_job_may_have_its_name() -> None:
+def test_a_deleted_job_leaves_no_key_and_its_name_can_be_reused() -> None:
     job = finished()
     job.store.settle(decide_delete)
     assert list(job.store.view().walk(JOB.root)) == []
@@ -58,7 +58,7 @@ def comes(job: Job) -> None:
         (lambda job: job.store.put(JOB.pin(20, "a20"), PIN), "pinned checkpoints, of step 20"),
     ],
 )
-def test_a_job_that_somebody_uses_is_not_forgotten(use: Callable[[Job], object], words: str) -> None:
+def test_a_job_with_a_member_or_a_pin_is_not_deleted(use: Callable[[Job], object], words: str) -> None:
     job = finished()
     use(job)
     with pytest.raises(Refused, match=words):
@@ -75,7 +75,7 @@ def test_a_job_that_somebody_uses_is_not_forgotten(use: Callable[[Job], object],
     ],
     ids=["member", "pin", "latest"],
 )
-def test_what_comes_between_saves_it(change: Callable[[Job], object]) -> None:
+def test_a_new_member_pin_or_commit_makes_a_planned_deletion_fail(change: Callable[[Job], object]) -> None:
     job = finished()
     txn = not_none(decide_delete(Observer(job.store).job).txn)
     change(job)
@@ -83,7 +83,7 @@ def test_what_comes_between_saves_it(change: Callable[[Job], object]) -> None:
     assert job.store.live.exists
 
 
-def test_what_was_on_its_way_to_the_old_job_does_not_reach_the_new_one() -> None:
+def test_late_writes_for_a_deleted_job_do_not_reach_its_successor() -> None:
     """A registration and a leader's world, both decided on views before the deletion."""
     job = Job(2)
     late = plan(job.store, job.epoch, settled=True).txns

@@ -12,7 +12,7 @@ OF_JOB = [key for key in EXAMPLES if key.startswith(JOB.root)]
 
 
 @pytest.mark.parametrize("key", OF_JOB)
-def test_every_key_of_a_job_is_known_and_holds_that_record(key: str) -> None:
+def test_every_key_of_a_job_has_a_known_record_type(key: str) -> None:
     kind = kind_of(key, JOB.root)
     assert kind is PROCESSES or decode(kind, encode(EXAMPLES[key])) == EXAMPLES[key]
 
@@ -36,5 +36,5 @@ def test_every_key_of_a_job_is_known_and_holds_that_record(key: str) -> None:
         "",
     ],
 )
-def test_what_this_release_does_not_know_is_unknown(place: str) -> None:
+def test_an_unknown_key_is_of_the_unknown_kind(place: str) -> None:
     assert kind_of(JOB.root + place, JOB.root) is UNKNOWN

@@ -43,7 +43,7 @@ def finished(store: Store, code: int) -> int:
     return epoch
 
 
-def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there(store: Store) -> None:
+def test_a_resumed_done_job_restores_its_checkpoint_once_its_members_joined(store: Store) -> None:
     epoch = finished(store, 0)
     resume(store, "w0")
     assert "2 are needed" in carry_out(store, epoch, settled=True)
@@ -57,7 +57,7 @@ def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there(store
     assert "is done" in carry_out(store, epoch)
 
 
-def test_until_then_it_says_whom_it_waits_for(store: Store) -> None:
+def test_a_resumed_job_reports_how_many_members_it_waits_for(store: Store) -> None:
     epoch = finished(store, 0)
     assert waits_for(store.job()) == "", "it is done"
     resume(store, "w0")
@@ -85,7 +85,7 @@ def anew(store: Store, worker: str, **more: Any) -> None:
     store.settle(lambda job: decide_register(job, again, served_by=InstanceId("i-r1")))
 
 
-def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing(store: Store) -> None:
+def test_a_job_restarted_with_new_restores_nothing_and_keeps_its_checkpoints(store: Store) -> None:
     epoch = finished(store, 0)
     anew(store, "w0", min_workers=1, max_workers=2)
     anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same run only joins
@@ -105,7 +105,7 @@ def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing(store: Stor
     assert store.problems() == []
 
 
-def test_a_save_of_the_run_before_does_not_come_back() -> None:
+def test_a_late_save_of_the_previous_run_is_not_restored_by_a_new_run() -> None:
     """Its last ack arrives after the job's new start and before the first new world."""
     job = SavingJob()
     job.save(20)

@@ -37,7 +37,7 @@ def spec(job: Job) -> JobSpec:
 # -- scaling ----------------------------------------------------------------------------------
 
 
-def test_zero_keeps_what_it_is_and_the_same_again_writes_nothing() -> None:
+def test_scaling_with_zero_keeps_a_limit_and_a_repeat_writes_nothing() -> None:
     job = Job(1)
     assert "now takes 2 to 5" in decide_scale(job.store.live, max_workers=5).reason
     scale(job, most=5)
@@ -82,7 +82,7 @@ def test_a_job_grows_once_its_members_have_settled() -> None:
     assert len(world_of(job.store)) == 4
 
 
-def test_a_higher_min_ends_no_world_that_trains_but_the_next_one_needs_it() -> None:
+def test_a_higher_min_applies_from_the_next_world_on() -> None:
     job = Job(2)
     job.go(settled=True)
     scale(job, 3, 4)
@@ -98,7 +98,7 @@ def test_a_finishing_world_does_not_shrink() -> None:
     assert "goes on" in job.go()
 
 
-def test_a_plan_made_for_other_limits_comes_to_nothing() -> None:
+def test_a_plan_for_outdated_worker_limits_fails() -> None:
     job = Job(4, least=1)
     job.go()
     leave(job.store, "w0")
@@ -129,7 +129,7 @@ def limited(most: int) -> Job:
         (1, "leave w0, go", "w0 is gone"),
     ],
 )
-def test_with_so_many_failed_generations_the_job_fails_and_counts_anew_when_it_is_taken_up(
+def test_max_generations_failures_fail_the_job_and_a_resume_resets_the_count(
     most: int, story: str, last: str
 ) -> None:
     job = limited(most)
@@ -160,7 +160,7 @@ def test_growth_and_shrinking_and_forming_worlds_count_as_no_failure() -> None:
 # -- history ----------------------------------------------------------------------------------
 
 
-def test_every_generation_says_why_it_began_and_what_it_committed() -> None:
+def test_history_records_each_generations_reason_and_committed_step() -> None:
     job = Job(3)
     job.play("go, commit 20, leave w1, go, leave w2, go")
     first, second, third = (entry.record for entry in job.store.live.history())

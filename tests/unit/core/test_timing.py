@@ -20,9 +20,7 @@ def test_a_frozen_host_is_found_within_detect_s(detect_s: float) -> None:
 
 
 @pytest.mark.parametrize(("detect_s", "kept_s"), [(2, 1.4), (5, 3.5), (10, 6.6), (30, 19.1)])
-def test_the_freeze_that_costs_no_membership_is_the_one_that_the_page_names(
-    detect_s: float, kept_s: float
-) -> None:
+def test_the_documented_freeze_keeps_a_member_in_the_world(detect_s: float, kept_s: float) -> None:
     timing = Timing.derive(detect_s)
     # worst case: a ping is due at once, its timeout passes, and the member returns within the grace
     assert timing.keepalive_timeout_s + timing.reconnect_grace_s == pytest.approx(kept_s, abs=0.05)
@@ -36,7 +34,7 @@ def test_an_impossible_detect_s_is_refused(detect_s: float) -> None:
         Timing.derive(detect_s)
 
 
-def test_grpc_is_told_everything_that_it_would_otherwise_take_a_minute_for() -> None:
+def test_grpc_options_shorten_its_default_timeouts() -> None:
     assert Timing.derive().detect_s == 5.0
     server = dict(Timing.derive().server_options())
     assert server["grpc.keepalive_time_ms"] == 1500

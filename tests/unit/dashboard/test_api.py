@@ -121,7 +121,7 @@ async def test_each_path_answers_with_its_resource(shown: Shown, path: str) -> N
     await get(shown, path)
 
 
-async def test_what_a_job_says(shown: Shown) -> None:
+async def test_a_job_shows_its_progress_goodput_and_findings(shown: Shown) -> None:
     job = await get(shown, "jobs/gpt")
     assert (job.summary.progress.step, job.summary.progress.step_high) == (10, 12)
     assert (job.summary.progress.target_step, job.summary.progress.epoch) == (100, 1)
@@ -133,7 +133,7 @@ async def test_what_a_job_says(shown: Shown) -> None:
     assert (await get(shown, "jobs")).jobs[0].checkpoint_step == job.summary.checkpoint_step == 7
 
 
-async def test_what_ranks_say(shown: Shown) -> None:
+async def test_ranks_barriers_and_devices_are_shown_with_their_workers(shown: Shown) -> None:
     ranks = await get(shown, "jobs/gpt/ranks")
     assert ranks.step == (10, 11, 12, None)
     assert ranks.compute_us == (1000, 2000, 3000, None)
@@ -148,7 +148,7 @@ async def test_what_ranks_say(shown: Shown) -> None:
     assert (await get(shown, "jobs/gpt/ranks/1")).worker_id == "w0"
 
 
-async def test_a_coordinator_that_is_gone_stays_with_the_time_and_an_alarm(shown: Shown) -> None:
+async def test_a_lost_coordinator_stays_with_the_time_of_its_loss_and_an_alarm(shown: Shown) -> None:
     record = Coordinator(address="h2:50051", unreachable_since_unix_ms=1_699_999_986_000)
     shown.put(KEYS.coordinator("r2"), record)
     shown.put(KEYS.coordinator("r1"), Coordinator(address="h1:50051", unreachable_since_unix_ms=1))
@@ -184,7 +184,7 @@ async def test_the_log_of_a_rank_is_not_known_until_its_agent_answers(shown: Sho
     assert await answered(log_file="/logs/1") == "/logs/1"
 
 
-async def test_members_that_were_asked_to_leave_are_leaving(shown: Shown) -> None:
+async def test_drained_members_and_standbys_are_leaving(shown: Shown) -> None:
     shown.put(
         KEYS.job("gpt").worker("spare"),
         Worker(boot=BootId("b"), served_by=shown.instance, host="h9", slots=2),
@@ -201,7 +201,7 @@ async def test_members_that_were_asked_to_leave_are_leaving(shown: Shown) -> Non
     assert await leaving() == {"w0": False, "w1": True, "spare": True}
 
 
-async def test_what_was_saved(shown: Shown) -> None:
+async def test_checkpoints_and_datasets_are_shown(shown: Shown) -> None:
     (saved,) = (await get(shown, "jobs/gpt/checkpoints")).checkpoints
     assert (saved.step, saved.state, saved.pinned) == (7, "committed", False)
     (pages,) = (await get(shown, "jobs/gpt/datasets")).datasets
@@ -222,7 +222,9 @@ async def test_what_was_saved(shown: Shown) -> None:
         ("stream", 400, "0 paths are watched"),
     ],
 )
-async def test_what_cannot_be_shown_is_a_problem(shown: Shown, path: str, code: int, says: str) -> None:
+async def test_an_unknown_path_or_invalid_parameter_is_a_problem(
+    shown: Shown, path: str, code: int, says: str
+) -> None:
     answer = await ask(app_of(shown), f"/api/v1/{path}")
     assert answer.code == code
     assert says in msgspec.json.decode(answer.body, type=model.Problem).error
@@ -272,7 +274,7 @@ async def post(
         ("fork", b'{"into":"next"}', "fork_checkpoint", ("source_job", "gpt")),
     ],
 )
-async def test_an_action_is_the_call_of_that_name(
+async def test_an_http_action_becomes_the_matching_rpc(
     shown: Shown, action: str, body: bytes, call: str, field: tuple[str, Any]
 ) -> None:
     answer = await post(shown, f"7/{action}", body)
@@ -291,14 +293,14 @@ async def test_an_action_on_a_step_that_was_not_saved_reaches_nothing_else(shown
         assert "of step 8 exists" in answer.json["error"]
 
 
-async def test_what_an_action_does_not_keep_is_refused_rather_than_dropped(shown: Shown) -> None:
+async def test_an_action_with_an_unsupported_field_is_refused(shown: Shown) -> None:
     answer = await post(shown, "7/delete", b'{"why":"too large"}')
     assert (answer.code, answer.json["error"]) == (400, "delete takes no why")
     assert (await post(shown, "7/pin", b'{"tag":"best"}')).code == 400
     assert shown.calls == []
 
 
-async def test_a_deletion_that_leaves_no_record_is_done(
+async def test_a_deletion_that_removes_the_record_at_once_succeeds(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork has no bytes of its own, so its record is deleted at once (PROTOCOLS 8.6)."""
@@ -320,7 +322,7 @@ async def test_a_fork_names_the_job_that_has_its_bytes(shown: Shown) -> None:
     assert fork.origin_job == "source"
 
 
-async def test_a_member_that_a_notice_asks_to_leave_is_leaving(shown: Shown) -> None:
+async def test_a_member_that_a_stop_notice_names_is_leaving(shown: Shown) -> None:
     notice = StopNotice(
         action=StopAction.DRAIN, reason="maintenance", workers=(WorkerId("w1"),), grace_ms=30_000
     )
@@ -329,7 +331,7 @@ async def test_a_member_that_a_notice_asks_to_leave_is_leaving(shown: Shown) -> 
     assert [(each.worker_id, each.leaving) for each in workers] == [("w0", False), ("w1", True)]
 
 
-async def test_an_action_that_is_not_one_is_refused(shown: Shown) -> None:
+async def test_invalid_actions_are_refused(shown: Shown) -> None:
     assert (await post(shown, "7/pin", headers={})).code == 403, "a form of another site could have sent it"
     assert (await post(shown, "7/eat")).code == 404
     assert (await post(shown, "7/pin", b"[")).code == 400
@@ -362,7 +364,7 @@ def authorized(tmp_path: Path, listen: str) -> tuple[HttpAuthorizer, dict[str, s
     return HttpAuthorizer(config, now=now), tokens
 
 
-async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, tmp_path: Path) -> None:
+async def test_on_loopback_every_client_reads_and_only_operators_act(shown: Shown, tmp_path: Path) -> None:
     authorizer, tokens = authorized(tmp_path, "127.0.0.1:0")
     app = make_app(shown, authorizer=authorizer)
     assert (await ask(app, "/api/v1/jobs/gpt")).code == 200
@@ -381,7 +383,7 @@ async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, t
     assert str(shown.calls[-1][2]) == "operator operator"
 
 
-async def test_nobody_is_asked_to_sign_in_where_no_token_is_taken(shown: Shown, tmp_path: Path) -> None:
+async def test_a_cluster_that_takes_no_tokens_offers_no_sign_in(shown: Shown, tmp_path: Path) -> None:
     anywhere = Credentials(insecure=True)
     for config in (CoordinatorConfig(), CoordinatorConfig(http_listen="0.0.0.0:0", credentials=anywhere)):
         authorizer = HttpAuthorizer(config, now=now)
@@ -390,7 +392,7 @@ async def test_nobody_is_asked_to_sign_in_where_no_token_is_taken(shown: Shown, 
         assert (me["identity"], me["may_operate"], me["takes_tokens"]) == ("", True, False)
 
 
-async def test_away_from_loopback_nobody_looks_without_a_credential(shown: Shown, tmp_path: Path) -> None:
+async def test_away_from_loopback_every_read_requires_a_credential(shown: Shown, tmp_path: Path) -> None:
     authorizer, tokens = authorized(tmp_path, "0.0.0.0:0")
     app = make_app(shown, authorizer=authorizer)
     for path in ("me", "cluster", "jobs/gpt", "stream?watch=/jobs"):
@@ -420,7 +422,7 @@ async def test_away_from_loopback_nobody_looks_without_a_credential(shown: Shown
         ("localhost.evil.example", 421),
     ],
 )
-async def test_where_nobody_is_asked_a_name_that_is_no_replicas_is_not_answered(
+async def test_without_authentication_a_foreign_host_name_is_refused(
     shown: Shown, listen: str, host: str, code: int
 ) -> None:
     config = CoordinatorConfig(http_listen=listen, credentials=Credentials(insecure=True))
@@ -431,7 +433,7 @@ async def test_where_nobody_is_asked_a_name_that_is_no_replicas_is_not_answered(
         assert (await ask(app, probe, headers={"Host": host})).code == 200
 
 
-async def test_where_everybody_is_asked_any_name_is_answered(shown: Shown, tmp_path: Path) -> None:
+async def test_with_authentication_any_host_name_is_answered(shown: Shown, tmp_path: Path) -> None:
     authorizer, tokens = authorized(tmp_path, "0.0.0.0:0")
     headers = {"Host": "strata.example", "Authorization": f"Bearer {tokens['viewer']}"}
     assert (
@@ -439,7 +441,7 @@ async def test_where_everybody_is_asked_any_name_is_answered(shown: Shown, tmp_p
     ).code == 200
 
 
-async def test_pages_of_other_replicas_may_read_and_of_others_may_not(shown: Shown) -> None:
+async def test_only_pages_of_replicas_may_call_the_api(shown: Shown) -> None:
     app, peer = app_of(shown), "http://h1:8080"
     for origin, allowed in ((peer, True), ("http://localhost", True), ("http://evil.example", False)):
         answer = await ask(app, "/api/v1/me", headers={"Origin": origin})

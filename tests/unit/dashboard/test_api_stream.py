@@ -62,7 +62,7 @@ async def test_a_resource_is_sent_at_once_and_again_when_it_changes() -> None:
 
 
 @in_virtual_time()
-async def test_events_come_once_each_also_to_who_connects_again_elsewhere() -> None:
+async def test_events_are_sent_once_even_if_a_client_reconnects_elsewhere() -> None:
     shown, app = made()
     async with streaming(app, "watch=/events") as stream:
         before = len(stream.bodies("/events")[0]["events"])
@@ -120,7 +120,7 @@ async def test_history_comes_in_parts_that_follow_each_other() -> None:
 
 
 @in_virtual_time()
-async def test_a_job_that_is_deleted_meanwhile_is_a_problem_and_the_stream_goes_on() -> None:
+async def test_deleting_a_watched_job_sends_an_error_and_keeps_the_stream_open() -> None:
     shown, app = made()
     async with streaming(app, "watch=/jobs/gpt&watch=/cluster") as stream:
         for key in [kv.key for kv in shown.view.walk(KEYS.job("gpt").root)]:
@@ -131,7 +131,7 @@ async def test_a_job_that_is_deleted_meanwhile_is_a_problem_and_the_stream_goes_
 
 
 @in_virtual_time()
-async def test_a_path_that_is_none_is_told_so_once_and_the_others_go_on() -> None:
+async def test_an_invalid_path_gets_one_error_and_other_paths_continue() -> None:
     _shown, app = made()
     wrong = (
         "/nothing",
@@ -149,7 +149,7 @@ async def test_a_path_that_is_none_is_told_so_once_and_the_others_go_on() -> Non
 
 
 @in_virtual_time()
-async def test_one_body_is_made_for_all_who_watch() -> None:
+async def test_one_body_is_built_for_all_watchers() -> None:
     shown, app = made()
     async with (
         streaming(app, "watch=/cluster"),
@@ -187,7 +187,7 @@ async def hold(app: ASGIApp) -> Any:
 
 
 @in_virtual_time()
-async def test_a_stream_ends_when_its_caller_would_not_be_admitted_any_more(
+async def test_a_stream_ends_once_its_caller_is_no_longer_authorized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown, _app = made()

@@ -55,17 +55,19 @@ def shown() -> Shown:
     return made
 
 
-async def test_what_is_not_well_is_503_with_the_reason(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unready_or_unhealthy_replica_answers_503_with_the_reason(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (await ask(shown, "/readyz")).code == 200
-    shown.ready = (False, "etcd has answered nothing for 3.0 s")
+    shown.ready = (False, "etcd has not answered for 3.0 s")
     answer = await ask(shown, "/readyz")
-    assert (answer.code, answer.body) == (503, b"etcd has answered nothing for 3.0 s\n")
+    assert (answer.code, answer.body) == (503, b"etcd has not answered for 3.0 s\n")
     assert (await ask(shown, "/healthz")).code == 200, "it turns all the same"
-    monkeypatch.setattr(shown, "is_healthy", lambda: (False, "the event loop stood still for 4.0 s"))
+    monkeypatch.setattr(shown, "is_healthy", lambda: (False, "the event loop stalled for 4.0 s"))
     assert (await ask(shown, "/healthz")).code == 503
 
 
-async def test_while_nothing_can_be_written_everything_says_why(shown: Shown) -> None:
+async def test_every_page_shows_the_reason_while_etcd_is_not_writable(shown: Shown) -> None:
     why = "nothing can be written: etcd's quota is used up (alarm NOSPACE)"
     assert b"strata_writable 1.0" in (await ask(shown, "/metrics")).body
     shown.unwritable = why
@@ -122,7 +124,7 @@ async def test_nothing_is_cached_sniffed_or_framed(shown: Shown, path: str) -> N
         ("/../etc/passwd", 404),
     ],
 )
-async def test_what_is_not_there_is_404(shown: Shown, path: str, code: int) -> None:
+async def test_an_unknown_path_is_404(shown: Shown, path: str, code: int) -> None:
     answer = await ask(shown, path)
     assert answer.code == code
     assert b"<script>alert" not in answer.body
@@ -138,9 +140,9 @@ async def test_a_job_that_cannot_be_read_is_500_with_the_reason(shown: Shown) ->
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
-async def test_only_looking_is_allowed(shown: Shown, method: str) -> None:
+async def test_only_reading_methods_are_allowed(shown: Shown, method: str) -> None:
     assert (await ask(shown, "/", method=method)).code == 405
 
 
-async def test_a_head_is_answered(shown: Shown) -> None:
+async def test_a_head_request_is_answered(shown: Shown) -> None:
     assert (await ask(shown, "/healthz", method="HEAD")).code == 200

@@ -28,7 +28,7 @@ async def exposed(shown: Shown) -> dict[str, list[tuple[dict[str, str], float]]]
     return found
 
 
-async def test_gauges_are_what_the_view_says_now() -> None:
+async def test_gauges_show_the_current_view() -> None:
     shown = Shown()
     shown.lead()
     shown.job("a", members=3, slots=2)
@@ -42,7 +42,7 @@ async def test_gauges_are_what_the_view_says_now() -> None:
     assert "strata_job_latest_step" not in metrics, "there is none"
 
 
-async def test_a_replica_that_is_gone_is_not_ready_and_says_for_how_long() -> None:
+async def test_an_unreachable_replica_is_not_ready_and_has_a_duration() -> None:
     shown = Shown()
     shown.lead()
     assert "strata_replica_unreachable_seconds" not in await exposed(shown)
@@ -62,7 +62,7 @@ async def test_a_job_that_cannot_be_read_spoils_no_scrape() -> None:
     assert (await exposed(shown))["strata_job_world_size"] == [({"job": "good"}, 1)]
 
 
-async def test_a_finding_names_rank_host_device_and_cause_as_its_sentence_does() -> None:
+async def test_finding_labels_match_the_finding_text() -> None:
     shown = Shown()
     shown.lead()
     shown.job("a", members=1, slots=2, host="h7")
@@ -154,7 +154,7 @@ async def test_a_replica_without_traffic_has_each_counter_and_histogram_of_the_p
     assert exposed.items() >= dict(rows).items()
 
 
-async def test_a_scrape_of_many_jobs_lets_others_have_their_turn_after_each() -> None:
+async def test_a_scrape_yields_to_other_tasks_after_each_job() -> None:
     shown = Shown()
     shown.lead()
     jobs = 50

@@ -44,7 +44,7 @@ async def test_the_cluster_and_a_job_in_plain_text(shown: Shown) -> None:
     assert "\x1b" not in text, "a terminal obeys it"
 
 
-async def test_standbys_are_counted_among_the_members_once_and_tables_show_that_they_scroll(
+async def test_standbys_count_once_as_members_and_wide_tables_hint_at_scrolling(
     shown: Shown,
 ) -> None:
     keys = KEYS.job("gpt")
@@ -82,7 +82,7 @@ async def test_html_runs_nothing_and_escapes_all(shown: Shown) -> None:
     assert "sync" in body
 
 
-async def test_what_is_not_there_or_cannot_be_read(shown: Shown) -> None:
+async def test_a_missing_page_is_404_and_an_unreadable_record_500(shown: Shown) -> None:
     assert (await look(shown, "/status/none")).code == 404
     assert (await look(shown, "/status/%00", HTML)).code == 404
     shown.put(KEYS.job("gpt").head, b"not a record")
@@ -93,7 +93,7 @@ async def test_what_is_not_there_or_cannot_be_read(shown: Shown) -> None:
         KEYS.job("\0")
 
 
-async def test_a_page_is_made_once_a_second_however_many_look(shown: Shown) -> None:
+async def test_a_page_is_built_once_a_second_for_all_readers(shown: Shown) -> None:
     app = make_app(shown, authorizer=anybody())
     for _ in range(10):
         await ask(app, "/status")

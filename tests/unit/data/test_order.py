@@ -19,7 +19,9 @@ def test_every_sample_comes_once(length: int, seed: int, epoch: int) -> None:
 
 
 @given(length=st.integers(1, 10**12), seed=st.integers(0, 2**64 - 1), data=st.data())
-def test_an_array_is_what_single_places_are(length: int, seed: int, data: st.DataObject) -> None:
+def test_take_returns_the_same_samples_as_single_positions(
+    length: int, seed: int, data: st.DataObject
+) -> None:
     import numpy  # noqa: F401, PLC0415  # `take` uses numpy if the program has imported it
 
     begin = data.draw(st.integers(0, length - 1))
@@ -28,7 +30,7 @@ def test_an_array_is_what_single_places_are(length: int, seed: int, data: st.Dat
     assert order.take(begin, end) == [order[i] for i in range(begin, end)]
 
 
-def test_without_numpy_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_the_same_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(1000, seed=7, epoch=1)
     with_arrays = order.take(0, 1000)
     monkeypatch.setitem(sys.modules, "numpy", None)
@@ -49,7 +51,7 @@ def test_seeds_and_epochs_give_other_orders() -> None:
     assert len(orders) == 100
 
 
-def test_it_looks_random() -> None:
+def test_the_order_is_statistically_random() -> None:
     # every sample is about equally often at every position, and adjacent samples do not stay adjacent
     count, length = 2000, 20
     at = [[0] * length for _ in range(length)]
@@ -64,13 +66,13 @@ def test_it_looks_random() -> None:
     assert sum(abs(a - b) == 1 for a, b in pairwise(order)) < 20
 
 
-def test_unshuffled_is_as_it_lies() -> None:
+def test_without_shuffle_the_order_is_that_of_the_data() -> None:
     assert Order(5, seed=9, epoch=9, shuffle=False).take(1, 4) == [1, 2, 3]
     assert Order(5, seed=9, epoch=9, shuffle=False)[4] == 4
 
 
 @pytest.mark.parametrize("place", [-1, 5])
-def test_a_place_outside_of_the_epoch(place: int) -> None:
+def test_a_position_outside_of_the_epoch_raises_index_error(place: int) -> None:
     with pytest.raises(IndexError):
         Order(5, seed=0, epoch=0)[place]
 

@@ -42,9 +42,7 @@ def test_any_world_has_the_same_global_batches(
 
 
 @given(length=st.integers(12, 300), world=st.sampled_from([1, 2, 3, 4]), cut=st.integers(0, 20))
-def test_each_sample_comes_once_also_when_it_goes_on_in_another_world(
-    length: int, world: int, cut: int
-) -> None:
+def test_each_sample_comes_once_across_a_change_of_world_size(length: int, world: int, cut: int) -> None:
     sampler = ElasticSampler(length, global_batch=12, most=4)
     first = steps(sampler, 3)[:cut]
     done = sum(map(len, first))
@@ -120,7 +118,7 @@ def test_any_world_takes_its_shares_of_the_same_global_batches(
     world=st.integers(1, 12),
     most=st.sampled_from([None, 1, 2, 3, 4, 7]),
 )
-def test_all_ranks_take_as_many_pieces_of_each_step(
+def test_all_ranks_have_the_same_number_of_pieces_in_each_step(
     global_batch: int, length: int, world: int, most: int | None
 ) -> None:
     """Each piece is a backward pass, and so a collective of all ranks: every rank must have the same number."""
@@ -142,7 +140,7 @@ def sampler_of(global_batch: int) -> ElasticSampler:
     return ElasticSampler(global_batch, global_batch=global_batch)
 
 
-def test_a_split_that_was_to_be_even_is_refused_with_the_nearest_legal_ones() -> None:
+def test_an_impossible_even_split_is_refused_with_the_nearest_valid_sizes() -> None:
     with pytest.raises(ConfigError) as refused:
         next(ElasticSampler(100, global_batch=48, uneven=False).pieces(0, 5))
     assert "48 samples cannot be split evenly over 5 ranks" in refused.value.message
@@ -170,13 +168,13 @@ def test_a_world_with_more_ranks_than_samples_is_refused() -> None:
         ([2, 1], 1, True, 1),
     ],
 )
-def test_pieces_are_as_many_for_all_and_alike_unless_they_may_differ(
+def test_the_piece_count_divides_all_parts_evenly_unless_uneven_is_allowed(
     parts: list[int], most: int | None, uneven: bool, count: int
 ) -> None:
     assert piece_count(parts, most, uneven=uneven) == count
 
 
 @pytest.mark.parametrize("bad", [{"length": 0}, {"global_batch": 0}, {"most": 0}, {"length": 2.5}])
-def test_numbers_are_checked(bad: dict[str, Any]) -> None:
+def test_invalid_sampler_arguments_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         ElasticSampler(**{"length": 10, "global_batch": 2, **bad})

@@ -74,13 +74,13 @@ def test_a_folder_may_be_named(machine: Machine) -> None:
     assert machine.find(path.parent).path == path
 
 
-def test_an_old_one_on_path_is_passed_over_for_a_newer_one(machine: Machine) -> None:
+def test_a_newer_etcd_on_path_is_preferred_to_an_old_one(machine: Machine) -> None:
     machine.put("home/.test-tools", "3.5.16")
     path = machine.put("path", "3.5.28")
     assert machine.find().path == path
 
 
-def test_an_old_one_serves_with_a_warning_if_there_is_no_better(machine: Machine) -> None:
+def test_an_old_etcd_is_used_with_a_warning_if_there_is_no_newer(machine: Machine) -> None:
     path = machine.put("path", "3.5.16")
     machine.put_wheel()
     found = machine.find(members=3)
@@ -88,7 +88,7 @@ def test_an_old_one_serves_with_a_warning_if_there_is_no_better(machine: Machine
     assert "etcd#20418" in found.warning
 
 
-def test_an_old_one_that_was_named_is_used_with_a_warning(machine: Machine) -> None:
+def test_an_old_etcd_passed_by_option_is_used_with_a_warning(machine: Machine) -> None:
     machine.put("path", "3.5.30")
     named = machine.put("named", "3.5.16")
     found = machine.find(named)
@@ -104,13 +104,13 @@ def test_the_wheel_serves_one_member_with_a_warning(machine: Machine) -> None:
     assert "fetch-etcd" in refused.value.hint
 
 
-def test_the_wheels_launcher_on_path_is_no_way_around(machine: Machine) -> None:
+def test_the_wheel_s_launcher_on_path_has_the_same_member_limit(machine: Machine) -> None:
     machine.put("path", "3.5.1")
     with pytest.raises(ConfigError, match="must not run 3 members"):
         machine.find(members=3)
 
 
-def test_too_old_is_refused_and_said(machine: Machine) -> None:
+def test_an_etcd_that_is_too_old_is_refused(machine: Machine) -> None:
     machine.put("path", "3.3.27")
     with pytest.raises(ConfigError, match="too old"):
         machine.find()
@@ -118,20 +118,20 @@ def test_too_old_is_refused_and_said(machine: Machine) -> None:
         machine.find(machine.root / "path" / "etcd")
 
 
-def test_nothing_found_says_how_to_get_one(machine: Machine) -> None:
+def test_without_an_etcd_the_error_lists_the_ways_to_get_one(machine: Machine) -> None:
     with pytest.raises(ConfigError) as refused:
         machine.find()
     for way in ("scripts/fetch-etcd", "STRATA_ETCD", "--etcd", "strata-control[embedded]"):
         assert way in str(refused.value)
 
 
-def test_a_named_one_that_is_missing_is_not_replaced(machine: Machine) -> None:
+def test_a_missing_etcd_passed_by_option_is_an_error(machine: Machine) -> None:
     machine.put("path", "3.5.30")
     with pytest.raises(ConfigError, match=r"--etcd names .*nowhere"):
         machine.find("/nowhere")
 
 
-def test_what_is_no_etcd_is_refused(machine: Machine) -> None:
+def test_a_program_that_is_not_etcd_is_refused(machine: Machine) -> None:
     path = machine.put("path", "3.5.30")
     path.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(ConfigError, match="does not work as etcd"):

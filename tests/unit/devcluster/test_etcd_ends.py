@@ -25,7 +25,7 @@ go.uber.org/zap/zapcore.(*CheckedEntry).Write(0xc00027e000, {0x0, 0x0, 0x0})
     ],
     ids=["a full disk", "a read-only one", "another cause"],
 )
-def test_why_etcd_ended_is_said_in_a_line(said: str, message: str, hint: str, tmp_path: Path) -> None:
+def test_the_cause_of_etcd_s_exit_is_one_line(said: str, message: str, hint: str, tmp_path: Path) -> None:
     log = tmp_path / "etcd.log"
     child = Child.start([sys.executable, "-c", f"import sys; sys.exit({said!r})"], name="etcd-1", log=log)
     child.join(20)

@@ -29,7 +29,7 @@ def test_the_last_answer_is_returned_when_the_time_is_over() -> None:
     assert len(times_s) > 1
 
 
-def test_without_any_time_it_is_asked_once() -> None:
+def test_a_zero_timeout_polls_once() -> None:
     answers = iter([0, 1])
     assert until(lambda: next(answers), 0.0) == 0
 

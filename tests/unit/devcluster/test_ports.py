@@ -7,7 +7,7 @@ import random
 from strata.devcluster.ports import free_ports
 
 
-def test_programs_that_seed_alike_get_different_ports_and_keep_their_sequence() -> None:
+def test_programs_with_the_same_seed_get_different_ports_and_keep_their_sequence() -> None:
     """Trainers use the same seed for `random`, but two trainers on one host must not choose the same port."""
     before = random.getstate()
     try:

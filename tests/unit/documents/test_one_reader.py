@@ -87,6 +87,6 @@ def test_documents_are_read_in_one_place() -> None:
         "msgspec.json.decode(x)",
     ],
 )
-def test_the_rule_sees_each_way(source: str) -> None:
+def test_the_check_detects_each_way_of_parsing(source: str) -> None:
     assert readings(source)
     assert not readings("documents.json_value(x); torch.load(y); path.write_text(z)")

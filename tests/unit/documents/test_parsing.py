@@ -36,7 +36,7 @@ def depth_of(value: Any) -> int:
 
 
 @given(_json, st.booleans())
-def test_what_keeps_within_the_limits_is_read_as_json_reads_it(value: Any, ascii_only: bool) -> None:
+def test_json_within_the_limits_is_parsed_unchanged(value: Any, ascii_only: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     assert json_value(json.dumps(value).encode(), NOTE) == value
     exact = Limits(size_bytes=4 * len(data), depth=depth_of(value), values=1000)
@@ -47,7 +47,7 @@ def test_what_keeps_within_the_limits_is_read_as_json_reads_it(value: Any, ascii
 
 
 @given(st.text(alphabet='[]{}"\\,: a\n'))
-def test_no_text_is_deeper_for_the_parser_than_it_was_measured(text: str) -> None:
+def test_the_json_parser_never_nests_deeper_than_the_limit(text: str) -> None:
     """This includes invalid JSON: the parser fails before it reaches the text that the check takes for a string."""
     try:
         check_json(text.encode(), Limits(size_bytes=1000, depth=2, values=1000))
@@ -154,7 +154,7 @@ def test_toml_beyond_a_limit_is_refused(text: str, says: str) -> None:
 
 
 @given(st.text(alphabet="[]{}\"'#\\=,.a1\n ", max_size=60))
-def test_no_toml_is_deeper_for_the_parser_than_it_was_measured(text: str) -> None:
+def test_the_toml_parser_never_nests_deeper_than_the_limit(text: str) -> None:
     try:
         found = toml_table(f"x = {text}".encode(), Limits(size_bytes=1000, depth=2, values=1000))
     except ValueError:
@@ -166,7 +166,7 @@ def test_no_toml_is_deeper_for_the_parser_than_it_was_measured(text: str) -> Non
 
 
 @pytest.mark.parametrize("value", [-1, 2**63, 1.0, True, None, "1", [], 10**400])
-def test_a_whole_number_is_one_in_range(value: Any) -> None:
+def test_whole_numbers_outside_of_the_range_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="no whole number"):
         whole(value)
     assert whole(2**63 - 1) == 2**63 - 1
@@ -175,12 +175,12 @@ def test_a_whole_number_is_one_in_range(value: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "/x", "a/b", "x\0", "x\n", "\ud800", "x" * 256, ".hidden", None, 1]
 )
-def test_a_name_leads_nowhere(name: Any) -> None:
+def test_a_file_name_with_a_path_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match="no name of a file"):
         file_name(name)
     assert file_name("rank-00000.json") == "rank-00000.json"
 
 
-def test_what_is_shown_of_a_value_is_short() -> None:
+def test_a_value_is_shown_shortened() -> None:
     for value in ("x" * 10**6, [0] * 10**6, 10**5000, {"a": 1}, b"x" * 10**6):
         assert len(shown(value)) < 150

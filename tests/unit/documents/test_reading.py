@@ -22,7 +22,7 @@ def test_only_a_regular_file_of_bounded_size_is_read(tmp_path: Path, shape: str)
     assert caught.value.hint
 
 
-def test_a_folder_and_what_is_missing_are_as_the_operating_system_says(tmp_path: Path) -> None:
+def test_folders_and_missing_files_raise_the_operating_systems_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -42,7 +42,7 @@ def test_compares(target: Target, op: Op) -> None:
 
 
 @pytest.mark.parametrize("target", NUMBERS)
-def test_zero_is_a_number_that_is_sent(target: Target) -> None:
+def test_a_compare_with_zero_is_encoded(target: Target) -> None:
     sent = encoded(Compare(key="k", target=target, op=Op.EQUAL, operand=0))
     assert sent.WhichOneof("target_union") == NUMBERS[target][1]
 
@@ -69,12 +69,12 @@ def test_operations_keep_their_order_and_branch() -> None:
 
 
 @pytest.mark.parametrize("operation", [Put(key="k", value=b""), Delete(key="k"), Range(key="k")])
-def test_what_is_all_defaults_is_still_said(operation: Operation) -> None:
+def test_an_operation_of_default_values_is_still_encoded(operation: Operation) -> None:
     (sent,) = codec.encode_txn(Txn(success=(operation,))).success
     assert sent.WhichOneof("request") is not None
 
 
-def test_a_serializable_read_says_so() -> None:
+def test_a_serializable_read_is_encoded_as_one() -> None:
     assert codec.encode_range(Range(key="k", serializable=True)).serializable
     assert not codec.encode_range(Range(key="k")).serializable
 
@@ -104,7 +104,7 @@ def test_reads_of_a_transaction_come_in_order_between_its_writes(succeeded: bool
     assert [(answer.revision, answer.more) for answer in result.reads] == [(12, True), (12, False)]
 
 
-def test_a_key_value_is_whole() -> None:
+def test_all_fields_of_a_key_value_are_decoded() -> None:
     kv = mvcc_pb2.KeyValue(key=b"k", value=b"v", create_revision=1, mod_revision=2, version=3, lease=4)
     assert codec.decode_kv(kv) == KeyValue(
         key="k", value=b"v", create_revision=1, mod_revision=2, version=3, lease=4
@@ -141,7 +141,9 @@ def test_ascii_keys_keep_their_order(one: bytes, other: bytes) -> None:
         [kv_pb2.ResponseOp(response_put=kv_pb2.PutResponse())] * 2,
     ],
 )
-def test_an_answer_to_another_transaction_is_none(responses: list[kv_pb2.ResponseOp]) -> None:
+def test_an_answer_that_does_not_fit_its_transaction_is_unavailable(
+    responses: list[kv_pb2.ResponseOp],
+) -> None:
     txn = Txn(success=(Put(key="a", value=b""), Range(key="b")))
     with pytest.raises(Unavailable):
         codec.decode_txn(kv_pb2.TxnResponse(succeeded=True, responses=responses), txn)

@@ -48,7 +48,7 @@ async def gone(store: EtcdStore, index: int = 0) -> None:
 
 
 @pytest.mark.parametrize("code", INDETERMINATE)
-async def test_an_unclear_transaction_is_sent_once_and_the_next_goes_elsewhere(
+async def test_an_indeterminate_transaction_is_not_retried_and_the_next_uses_another_member(
     one: FakeEtcd, other: FakeEtcd, code: grpc.StatusCode
 ) -> None:
     one.replies["Txn"] = failing(code, "boom")
@@ -60,7 +60,9 @@ async def test_an_unclear_transaction_is_sent_once_and_the_next_goes_elsewhere(
         assert (one.count("Txn"), other.count("Txn")) == (1, 1)
 
 
-async def test_a_refused_transaction_stays_where_it_was(one: FakeEtcd, other: FakeEtcd) -> None:
+async def test_a_refused_transaction_keeps_the_connection_on_its_member(
+    one: FakeEtcd, other: FakeEtcd
+) -> None:
     text = "etcdserver: duplicate key given in txn request"
     one.replies["Txn"] = failing(grpc.StatusCode.INVALID_ARGUMENT, text, times=1)
     async with store_on(one, other) as store:
@@ -70,7 +72,7 @@ async def test_a_refused_transaction_stays_where_it_was(one: FakeEtcd, other: Fa
     assert (one.count("Txn"), other.count("Txn")) == (2, 0)
 
 
-async def test_a_read_goes_on_elsewhere(one: FakeEtcd, other: FakeEtcd) -> None:
+async def test_a_failed_read_is_retried_at_another_member(one: FakeEtcd, other: FakeEtcd) -> None:
     one.replies["Range"] = failing(grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader")
     async with store_on(one, other) as store:
         await store.read(READ)
@@ -98,7 +100,7 @@ async def test_a_member_that_does_not_answer_is_left_after_the_deadline(
     assert (one.count("Txn"), other.count("Txn")) == (0, 1)
 
 
-async def test_a_member_that_is_gone_gets_no_call(one: FakeEtcd, other: FakeEtcd) -> None:
+async def test_a_stopped_member_gets_no_call(one: FakeEtcd, other: FakeEtcd) -> None:
     async with store_on(one, other) as store:
         await one.server.stop(None)
         await gone(store)
@@ -107,9 +109,7 @@ async def test_a_member_that_is_gone_gets_no_call(one: FakeEtcd, other: FakeEtcd
     assert (one.count("Txn"), other.count("Txn")) == (0, 3)
 
 
-async def test_an_answer_of_a_term_older_than_known_when_asked_is_refused(
-    one: FakeEtcd, other: FakeEtcd
-) -> None:
+async def test_an_answer_of_an_older_raft_term_is_refused(one: FakeEtcd, other: FakeEtcd) -> None:
     one.term = other.term = 5
     async with store_on(one, other) as store:
         await store.read(READ)
@@ -171,7 +171,7 @@ async def test_a_token_that_is_never_good_is_an_error(one: FakeEtcd) -> None:
     assert one.count("Txn") == 2
 
 
-async def test_wrong_passwords_are_told_at_once(one: FakeEtcd) -> None:
+async def test_a_wrong_password_is_an_error_at_once(one: FakeEtcd) -> None:
     text = "etcdserver: authentication failed, invalid user ID or password"
     one.replies["Authenticate"] = failing(grpc.StatusCode.INVALID_ARGUMENT, text)
     with pytest.raises(ConfigError, match="invalid user ID or password"):
@@ -179,7 +179,7 @@ async def test_wrong_passwords_are_told_at_once(one: FakeEtcd) -> None:
     assert one.count("Authenticate") == 1
 
 
-async def test_a_user_is_harmless_where_none_is_asked_for(one: FakeEtcd) -> None:
+async def test_a_user_is_ignored_if_authentication_is_disabled(one: FakeEtcd) -> None:
     text = "etcdserver: authentication is not enabled"
     one.replies["Authenticate"] = failing(grpc.StatusCode.FAILED_PRECONDITION, text)
     async with store_on(one, user="u") as store:
@@ -202,7 +202,7 @@ async def test_the_password_is_sent_and_never_shown(one: FakeEtcd) -> None:
         assert "secret-word" not in repr(vars(store))
 
 
-async def test_nobody_there_is_told_of_every_endpoint() -> None:
+async def test_a_failed_connection_names_every_endpoint() -> None:
     with pytest.raises(Unavailable, match=r"127.0.0.1:1: .*; etcd 127.0.0.1:2: |127.0.0.1:2: .*127.0.0.1:1"):
         await soon(EtcdStore.connect(["127.0.0.1:1", "127.0.0.1:2"], timing=quick(connect_s=0.1)))
 

@@ -9,7 +9,7 @@ from strata.etcd.options import Address
 from tests.unit.etcd.fake_etcd import soon
 
 
-async def test_closed_just_before_it_waits_for_a_change_it_ends_quietly() -> None:
+async def test_an_endpoint_closed_before_its_state_wait_ends_without_error() -> None:
     endpoint = Endpoint(Address(target="127.0.0.1:1", tls=None), None, Health())
     closing: list[asyncio.Task[None]] = []
 

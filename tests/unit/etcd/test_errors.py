@@ -57,7 +57,7 @@ def test_a_full_etcd_is_indeterminate_because_it_may_have_written() -> None:
     assert "strata etcd defrag --compact" in meaning.hint
 
 
-def test_a_failed_handshake_is_told_to_who_was_never_connected() -> None:
+def test_a_failed_tls_handshake_is_reported_with_a_hint() -> None:
     text = (
         "failed to connect to all addresses; last error: Tls handshake failed: SSL_ERROR_SSL: BAD_SIGNATURE"
     )

@@ -26,16 +26,14 @@ def seen(*answers: Answer) -> Guard:
 
 @pytest.mark.parametrize("term", [1, 3, 9], ids=["a younger etcd", "as before", "an older etcd"])
 @pytest.mark.parametrize("revision", [1, 99])
-def test_a_linearizable_answer_from_before_what_was_seen_proves_that_etcd_lost_it(
-    revision: int, term: int
-) -> None:
+def test_a_linearizable_read_below_a_seen_revision_proves_etcd_data_loss(revision: int, term: int) -> None:
     guard = seen(Answer(100))
     with pytest.raises(ClusterReplaced, match=rf"is at revision {revision}, and was at 100"):
         guard.admit(Answer(revision, term), guard.floor, "e1", linearizable=True)
     assert (guard.revision, guard.term) == (100, 3), "nothing is learnt from it"
 
 
-def test_the_floor_is_what_was_known_when_the_request_was_sent() -> None:
+def test_the_minimum_revision_is_fixed_when_the_request_is_sent() -> None:
     guard = seen(Answer(100))
     sent = guard.floor
     guard.admit(Answer(101), sent, "e1", linearizable=True)
@@ -49,7 +47,7 @@ def test_a_member_that_lags_may_answer_a_stale_read_or_a_watch() -> None:
     assert guard.revision == 100
 
 
-def test_a_watch_teaches_a_revision_too() -> None:
+def test_a_watch_answer_raises_the_seen_revision() -> None:
     """A follower reads little, so it knows the revision mostly from its watch."""
     guard = seen(Answer(100))
     guard.admit(Answer(120), guard.floor, "e2")
@@ -57,7 +55,7 @@ def test_a_watch_teaches_a_revision_too() -> None:
         guard.admit(Answer(119), guard.floor, "e1", linearizable=True)
 
 
-def test_an_older_term_alone_is_a_member_that_is_cut_off() -> None:
+def test_an_answer_of_an_older_raft_term_is_unavailable() -> None:
     guard = seen(Answer(100, raft_term=3))
     with pytest.raises(Unavailable, match="raft term 2, 3 was seen"):
         guard.admit(Answer(100, raft_term=2), guard.floor, "e2", linearizable=True)

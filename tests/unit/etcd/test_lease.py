@@ -61,7 +61,7 @@ async def test_one_renewal_is_outstanding(one: FakeEtcd) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1])
-async def test_a_lease_that_is_gone_is_not_found(one: FakeEtcd, ttl_s: int) -> None:
+async def test_renewing_an_expired_lease_raises_not_found(one: FakeEtcd, ttl_s: int) -> None:
     async with store_on(one) as store:
         call = asyncio.ensure_future(store.keep_alive(1))
         session = await stream(one)
@@ -70,7 +70,7 @@ async def test_a_lease_that_is_gone_is_not_found(one: FakeEtcd, ttl_s: int) -> N
             await soon(call)
 
 
-async def test_a_late_answer_is_never_taken_for_the_next(one: FakeEtcd, other: FakeEtcd) -> None:
+async def test_a_late_renewal_answer_does_not_answer_the_next_renewal(one: FakeEtcd, other: FakeEtcd) -> None:
     async with store_on(one, other, timing=quick(request_s=0.1)) as store:
         call = asyncio.ensure_future(store.keep_alive(1))
         silent = await stream(one)
@@ -129,7 +129,7 @@ async def test_renewals_have_a_connection_of_their_own(one: FakeEtcd) -> None:
         assert store._renewals.endpoints[0].channel is not store._connection.endpoints[0].channel
 
 
-async def test_revoking_what_is_gone_is_no_error(one: FakeEtcd) -> None:
+async def test_revoking_an_unknown_lease_is_no_error(one: FakeEtcd) -> None:
     text = "etcdserver: requested lease not found"
     one.replies["LeaseRevoke"] = failing(grpc.StatusCode.NOT_FOUND, text)
     async with store_on(one) as store:

@@ -26,7 +26,7 @@ def test_endpoints(text: str, address: Address) -> None:
     assert parse_endpoints([text]) == [address]
 
 
-def test_one_text_may_name_several() -> None:
+def test_one_text_may_list_several_endpoints() -> None:
     assert [address.target for address in parse_endpoints("a:1,b:2")] == ["a:1", "b:2"]
 
 
@@ -34,7 +34,7 @@ def test_one_text_may_name_several() -> None:
     "endpoints",
     [[], [""], ["ftp://host:1"], ["host:port"], ["host:70000"], ["http://host:1/path"], ["u:p@host:1"]],
 )
-def test_what_is_no_endpoint_is_refused(endpoints: list[str]) -> None:
+def test_an_invalid_endpoint_is_refused(endpoints: list[str]) -> None:
     with pytest.raises(ConfigError):
         parse_endpoints(endpoints)
 

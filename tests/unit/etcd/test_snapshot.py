@@ -48,7 +48,7 @@ async def test_the_pieces_come_from_the_member_that_was_named(one: FakeEtcd, oth
             store.cluster.snapshot("elsewhere:1")
 
 
-async def test_a_read_at_a_member_asks_no_other(one: FakeEtcd, other: FakeEtcd) -> None:
+async def test_a_read_at_a_member_contacts_no_other_member(one: FakeEtcd, other: FakeEtcd) -> None:
     other.revision = 7
     async with store_on(one, other) as store:
         assert (await store.read_at(other.address, Range(key="k"))).revision == 7
@@ -114,7 +114,7 @@ async def test_a_stale_token_is_renewed_once(one: FakeEtcd, helps: bool) -> None
         assert (one.count("Authenticate"), one.count("Snapshot")) == (2, 2)
 
 
-async def test_whoever_leaves_early_ends_the_call(one: FakeEtcd) -> None:
+async def test_closing_the_stream_early_ends_the_call(one: FakeEtcd) -> None:
     ended = asyncio.Event()
 
     async def endless(_context: Any) -> AsyncIterator[bytes]:

@@ -110,7 +110,7 @@ async def leave_by(error: type[Exception] | None, store: EtcdStore, one: FakeEtc
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_a_watch_left_for_lateness_is_followed_by_one_elsewhere(
+async def test_after_a_watch_times_out_the_next_watch_uses_another_member(
     one: FakeEtcd, other: FakeEtcd, late: bool
 ) -> None:
     async with store_on(one, other) as store:
@@ -127,7 +127,9 @@ async def test_a_watch_left_for_lateness_is_followed_by_one_elsewhere(
             assert spared.watches.empty(), "not asked first, and left for its silence"
 
 
-async def test_a_deadline_that_ends_a_reading_is_lateness_too(one: FakeEtcd, other: FakeEtcd) -> None:
+async def test_a_read_deadline_also_moves_the_next_watch_to_another_member(
+    one: FakeEtcd, other: FakeEtcd
+) -> None:
     async with store_on(one, other) as store:
         with pytest.raises(TimeoutError):
             await leave_by(None, store, one)
@@ -151,7 +153,7 @@ async def test_compaction_behind_the_position_is_survived(one: FakeEtcd) -> None
         assert revisions(await soon(reading)) == [5]
 
 
-async def test_compaction_of_what_is_needed_is_told(one: FakeEtcd) -> None:
+async def test_compaction_of_needed_revisions_is_reported(one: FakeEtcd) -> None:
     async with store_on(one) as store, store.watch("k", "l", start_revision=5) as watch:
         reading = asyncio.ensure_future(anext(watch))
         session, _ = await one.next_watch()
@@ -160,7 +162,7 @@ async def test_compaction_of_what_is_needed_is_told(one: FakeEtcd) -> None:
             await soon(reading)
 
 
-async def test_progress_is_asked_for_and_moves_the_position(one: FakeEtcd) -> None:
+async def test_progress_is_requested_and_moves_the_position(one: FakeEtcd) -> None:
     timing = quick(progress_s=0.02)
     async with store_on(one, timing=timing) as store, store.watch("k", "l", start_revision=5) as watch:
         reading = asyncio.ensure_future(anext(watch))
@@ -267,7 +269,7 @@ GO = "rpc error: code = PermissionDenied desc = "
 
 
 @pytest.mark.parametrize("reason", ["etcdserver: permission denied", GO + "etcdserver: permission denied"])
-async def test_a_user_without_permission_is_told(one: FakeEtcd, reason: str) -> None:
+async def test_a_watch_without_permission_is_refused(one: FakeEtcd, reason: str) -> None:
     async with store_on(one) as store, store.watch("k", "l", start_revision=5) as watch:
         reading = asyncio.ensure_future(anext(watch))
         session, _ = await one.next_watch()
@@ -288,7 +290,7 @@ async def test_a_stale_token_is_renewed_and_the_watch_goes_on(one: FakeEtcd) -> 
         assert revisions(await soon(reading)) == [5]
 
 
-async def test_giving_up_waiting_loses_nothing(one: FakeEtcd) -> None:
+async def test_cancelling_a_watch_read_loses_no_event(one: FakeEtcd) -> None:
     async with store_on(one) as store, store.watch("k", "l", start_revision=5) as watch:
         reading = asyncio.ensure_future(anext(watch))
         session, _ = await one.next_watch()
@@ -323,7 +325,7 @@ async def test_closing_the_store_ends_the_watch(one: FakeEtcd) -> None:
             await soon(reading)
 
 
-async def test_a_watch_from_nowhere_is_refused(one: FakeEtcd) -> None:
+async def test_a_watch_from_revision_0_is_refused(one: FakeEtcd) -> None:
     async with store_on(one) as store:
         with pytest.raises(InvalidArgument, match="above 0"):
             store.watch("k", None, start_revision=0)

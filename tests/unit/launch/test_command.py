@@ -33,7 +33,7 @@ def same(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return (first.program, first.arguments_digest) == (second.program, second.arguments_digest)
 
 
-def test_the_interpreter_and_how_a_path_is_written_do_not_count(folder: Path) -> None:
+def test_commands_are_compared_without_interpreter_and_path_spelling(folder: Path) -> None:
     whole = str(folder / "a" / "train.py")
     for other in (
         ("python", "a/train.py", "--lr", "1"),
@@ -43,7 +43,7 @@ def test_the_interpreter_and_how_a_path_is_written_do_not_count(folder: Path) ->
         assert same(("python", "a/train.py", "--lr", "1"), other)
 
 
-def test_one_script_under_one_name_is_one_program_wherever_its_link_leads(folder: Path) -> None:
+def test_a_script_behind_a_symlink_is_the_same_program_for_any_link_target(folder: Path) -> None:
     """Kubernetes mounts a script through a link to a folder whose name differs between pods."""
     (folder / "scripts").symlink_to("a")
     before = describe(("python", "scripts/train.py"))
@@ -83,7 +83,7 @@ def test_the_same_line_in_another_folder_is_another_command(
         assert job_name(line, host="a") != name
 
 
-def test_a_command_is_shown_as_a_shell_takes_it_and_not_at_any_length(folder: Path) -> None:
+def test_a_shown_command_is_shell_quoted_and_of_limited_length(folder: Path) -> None:
     shown = describe(("python", "a/train.py", "--name", "two words"))
     assert (shown.program, shown.arguments) == (str(folder / "a" / "train.py"), "--name 'two words'")
     long = describe(("python", "a/train.py", "x" * 100_000, "\udcff"))
@@ -136,7 +136,7 @@ def test_a_script_that_cannot_be_read_is_refused(folder: Path) -> None:
         check_command((sys.executable, "a/train.py"))
 
 
-def test_what_can_run_is_not_refused(folder: Path) -> None:
+def test_runnable_commands_are_accepted(folder: Path) -> None:
     (folder / "b" / "__main__.py").write_text("")
     lines = ["a/train.py"], ["b"], ["-c", "pass"], ["-m", "nowhere"], ["-"], ["-u", "a/train.py"]
     for line in lines:

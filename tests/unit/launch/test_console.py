@@ -119,7 +119,7 @@ def test_lines_of_several_ranks_never_stand_within_one_another() -> None:
         assert mine == [b"[rank %d] %d of %d " % (number, n, number) + b"z" * 5000 for n in range(500)]
 
 
-def test_a_begun_line_is_ended_before_another_writer_begins_its_own() -> None:
+def test_an_unfinished_line_is_ended_before_another_writer_starts_its_own() -> None:
     piped = Piped()
     one, other = object(), object()
     piped.console.write(one, b"[rank 0] ", b"begun")
@@ -170,7 +170,7 @@ def test_prefixes_have_colours_on_a_terminal_that_wants_them() -> None:
     piped.written()
 
 
-def test_what_nobody_reads_any_more_is_dropped() -> None:
+def test_output_to_a_closed_reader_is_dropped() -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     Console(theirs, {}).write(object(), b"", b"to nobody\n")
@@ -203,7 +203,7 @@ def test_this_process_itself_never_waits_for_a_slow_reader_and_its_lines_keep_th
     assert lines == [*(b"line %d" % number for number in range(300)), b"the last"]
 
 
-def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> None:
+def test_of_too_many_lines_the_oldest_are_dropped_and_counted() -> None:
     piped = Piped(read=False)
     piped.fill()
     own = QueuedText(piped.console)
@@ -218,7 +218,7 @@ def test_of_too_many_lines_the_oldest_are_dropped_and_it_is_said_how_many() -> N
     assert [(each["event"], each["lines"]) for each in logs] == [("output.dropped", count - len(shown))]
 
 
-def test_at_the_end_a_reader_who_takes_nothing_is_waited_for_no_longer_than_a_moment() -> None:
+def test_closing_waits_only_briefly_for_a_reader_that_does_not_read() -> None:
     piped = Piped(read=False)
     piped.fill()
     own = QueuedText(piped.console)

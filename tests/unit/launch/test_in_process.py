@@ -21,7 +21,7 @@ def pids(it: Stage) -> list[int | None]:
     return [ranks.pid(rank) for rank in ranks.place.ranks]
 
 
-async def test_ranks_that_can_go_on_in_a_newer_generation() -> None:
+async def test_a_rank_that_supports_it_continues_in_the_next_generation() -> None:
     async with stage(*FOREVER, **in_process()) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)
@@ -35,7 +35,7 @@ async def test_ranks_that_can_go_on_in_a_newer_generation() -> None:
         assert (await it.upstream.exits.get()) == Exit(2, 3, -9, "was ended by SIGKILL")
 
 
-async def test_a_rank_that_does_not_go_on_in_time_is_replaced() -> None:
+async def test_a_rank_that_does_not_rejoin_in_time_is_replaced() -> None:
     script = 'test "$STRATA_GENERATION" = 2 && exit 5; exec sleep 1000'
     async with stage(*shell(script), **in_process(restart_grace_s=0.1)) as it:
         await it.enter(update(1, slots=2))

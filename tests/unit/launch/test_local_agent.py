@@ -23,7 +23,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 from tests.unit.launch.stage import FOREVER, Exit, shell, stage, update
 
 
-async def test_a_process_a_slot_with_the_place_in_its_environment() -> None:
+async def test_each_slot_runs_a_process_with_its_place_in_the_environment() -> None:
     script = (
         'test "$LOCAL_RANK/$LOCAL_WORLD_SIZE/$WORLD_SIZE/$GROUP_RANK" = "$((RANK - 2))/2/4/1" &&'
         ' test "$MASTER_ADDR:$MASTER_PORT/$STRATA_GENERATION" = "192.0.2.1:4711/3" && exit $((40 + RANK))'
@@ -74,7 +74,7 @@ async def test_a_newer_world_ends_the_ranks_and_starts_them_again() -> None:
     assert (exit_.generation, exit_.code) == (2, 5), "the end of the old generation's rank is no news"
 
 
-async def test_nobody_may_attach_between_two_generations() -> None:
+async def test_no_rank_may_attach_between_two_generations() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
         it.local_agent.on_world(update(2))
@@ -109,7 +109,7 @@ async def test_a_join_that_a_death_broke_waits_for_the_next_world() -> None:
         assert (await it.enter(update(2))).generation == 2
 
 
-async def test_a_join_that_somebody_is_late_for_ends_the_generation() -> None:
+async def test_a_join_barrier_timeout_ends_the_generation() -> None:
     async with stage("true") as it:
         it.local_agent.on_world(update(1, first_rank=2))
         arrival, outcome = await it.upstream.arrivals.get()
@@ -151,7 +151,7 @@ async def test_without_a_place_nothing_is_started(forming: bool) -> None:
         ("", "the job has the 2 members it takes; this one stands by"),
     ],
 )
-async def test_why_it_has_no_place_is_said(waits: str, said: str) -> None:
+async def test_an_agent_without_a_place_logs_why(waits: str, said: str) -> None:
     with capture_logs() as logs:
         async with stage("true") as it:
             without = update(1, first_rank=None)
@@ -184,9 +184,7 @@ async def test_a_job_that_is_done_ends_with_0() -> None:
 @pytest.mark.parametrize(
     ("script", "status"), [("exit 7", 7), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("exec sleep 1000", None)]
 )
-async def test_a_job_that_failed_is_not_to_be_requeued_and_says_how_the_rank_ended(
-    script: str, status: int | None
-) -> None:
+async def test_a_failed_job_is_not_requeued_and_logs_the_rank_status(script: str, status: int | None) -> None:
     with capture_logs() as logs:
         await failed_job(script, status)
     (ended,) = (line for line in logs if line["event"] == "job.ended")
@@ -202,7 +200,7 @@ async def failed_job(script: str, status: int | None) -> None:
         assert await it.done == DO_NOT_REQUEUE
 
 
-async def test_the_rank_that_counts_failed_first_in_the_last_generation() -> None:
+async def test_the_exit_code_is_that_of_the_first_failed_rank_of_the_last_generation() -> None:
     async with stage("true") as it:
         reports = it.local_agent._reports
         reports.report(1, 0, 6, "exited with 6")
@@ -271,7 +269,7 @@ async def test_a_silent_rank_is_killed_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
-async def test_a_command_that_cannot_run_is_the_user_s_fault(command: str) -> None:
+async def test_a_command_that_cannot_run_is_a_config_error(command: str) -> None:
     async with stage(command) as it:
         it.local_agent.on_world(update(1))
         await it.join()
@@ -279,7 +277,7 @@ async def test_a_command_that_cannot_run_is_the_user_s_fault(command: str) -> No
             await it.done
 
 
-async def test_the_point_to_restore_from_reaches_the_place() -> None:
+async def test_the_restore_point_is_passed_to_the_ranks() -> None:
     point = RestorePoint(step=40, attempt="a", record_generation=1, path="file:///c", manifest_digest="d")
     async with stage(*shell('test -n "$STRATA_RESTORE" && exit 40')) as it:
         await it.enter(update(1, restore=point))
@@ -287,7 +285,9 @@ async def test_the_point_to_restore_from_reaches_the_place() -> None:
 
 
 @pytest.mark.parametrize(("new", "step", "warned"), [(True, 40, 1), (True, 0, 0), (False, 40, 0)])
-async def test_that_new_begins_nothing_anew_is_said_once(new: bool, step: int, warned: int) -> None:
+async def test_new_on_an_unfinished_job_warns_once_that_it_has_no_effect(
+    new: bool, step: int, warned: int
+) -> None:
     point = RestorePoint(step=step) if step else None
     with capture_logs() as logs:
         async with stage(*FOREVER, new=new) as it:
@@ -297,12 +297,12 @@ async def test_that_new_begins_nothing_anew_is_said_once(new: bool, step: int, w
     assert len(warnings) == warned
     for log in warnings:
         assert log["log_level"] == "warning"
-        assert log["reason"] == "--new is without effect: job j is unfinished and goes on from step 40"
+        assert log["reason"] == "--new has no effect: job j is unfinished and goes on from step 40"
         assert "--job" in log["hint"]
         assert "strata jobs delete j" in log["hint"]
 
 
-def test_exit_status_is_what_a_shell_would_say() -> None:
+def test_the_exit_status_follows_the_shell_convention() -> None:
     assert [exit_status(code) for code in (0, 7, -9, -15)] == [0, 7, 137, 143]
 
 

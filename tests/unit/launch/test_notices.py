@@ -71,7 +71,7 @@ async def told(it: Stage, **more: Any) -> None:
     it.local_agent.on_world(update(1, revision=101, notice=notice(**more)))
 
 
-async def test_ranks_that_heed_it_stop_by_themselves_and_the_member_leaves_with_75(stopped: Any) -> None:
+async def test_ranks_that_support_notices_stop_themselves_and_the_member_leaves_with_75(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await told(it)
         await stopped()
@@ -93,7 +93,7 @@ async def test_ranks_that_stay_wait_until_the_next_world_ends_them(action: Any) 
         assert it.upstream.exits.empty()
 
 
-async def test_a_signal_while_ranks_wait_for_the_next_world_is_heard() -> None:
+async def test_a_signal_while_ranks_wait_for_the_next_world_ends_the_agent() -> None:
     async with stage(*FOREVER) as it:
         await told(it, action=STOP_ACTION_PAUSE)
         await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_a_signal_while_ranks_wait_for_the_next_world_is_heard() -> None:
         assert await it.done == 128 + INT
 
 
-async def test_ranks_that_leave_end_by_themselves_though_the_next_world_is_there(stopped: Any) -> None:
+async def test_leaving_ranks_end_by_themselves_even_if_the_next_world_has_formed(stopped: Any) -> None:
     """The next world is formed as soon as the last step of the ranks is saved."""
     async with stage(*OBEDIENT) as it:
         await told(it)
@@ -113,7 +113,7 @@ async def test_ranks_that_leave_end_by_themselves_though_the_next_world_is_there
         assert it.upstream.exits.get_nowait() == Exit(1, 0, 75, "exited with 75")
 
 
-async def test_only_who_is_named_is_drained(stopped: Any) -> None:
+async def test_a_drain_stops_only_the_named_worker(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await told(it, action=STOP_ACTION_DRAIN, workers=("w2",))
         assert (await it.enter(update(2))).generation == 2
@@ -129,7 +129,7 @@ async def test_only_who_is_named_is_drained(stopped: Any) -> None:
     [(False, 20.0), (True, 0.0), (True, 0.01)],
     ids=["heedless", "at once", "too late"],
 )
-async def test_who_does_not_stop_in_time_is_ended_and_counts_as_stopped(
+async def test_a_rank_that_misses_its_stop_deadline_is_killed_and_counts_as_stopped(
     supports_graceful_stop: bool, grace_s: float
 ) -> None:
     async with stage(*FOREVER) as it:
@@ -153,7 +153,7 @@ async def test_ranks_that_do_not_leave_are_ended_soon_after_their_generation(
         assert await it.done == 75
 
 
-async def test_nobody_waits_for_ranks_of_a_generation_that_failed() -> None:
+async def test_an_agent_does_not_wait_for_ranks_of_a_failed_generation() -> None:
     async with stage(*FOREVER) as it:
         await told(it, grace_s=1000, action=STOP_ACTION_PAUSE)
         assert (await it.enter(update(2))).generation == 2
@@ -184,7 +184,7 @@ async def test_ranks_that_finished_before_they_stopped_end_as_the_job_does(
         assert await it.done == status
 
 
-async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
+async def test_a_first_signal_ends_the_wait_for_the_job_outcome(
     stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "REPORT_S", 0.01)
@@ -205,7 +205,7 @@ async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
         assert await it.done == 75, "though nobody hears how its rank ended"
 
 
-async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
+async def test_a_first_signal_ends_the_wait_for_delivery_of_the_exit_reports(
     stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stage(*OBEDIENT) as it:
@@ -240,7 +240,7 @@ async def signalled(it: Stage, number: int) -> tuple[StopJobRequest, asyncio.Fut
 
 
 @pytest.mark.parametrize("number", [TERM, USR1])
-async def test_a_signal_asks_all_ranks_and_the_status_is_75(number: signal.Signals, stopped: Any) -> None:
+async def test_a_signal_preempts_all_ranks_and_the_status_is_75(number: signal.Signals, stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         request, answer = await signalled(it, number)
         assert (request.job, request.action, request.generation) == ("j", STOP_ACTION_PREEMPT, 1)
@@ -251,7 +251,7 @@ async def test_a_signal_asks_all_ranks_and_the_status_is_75(number: signal.Signa
         assert it.upstream.left.get_nowait() == f"{number.name}: a test asks"
 
 
-async def test_a_rank_that_is_about_to_say_that_it_supports_graceful_stop_is_waited_for(stopped: Any) -> None:
+async def test_a_rank_about_to_announce_graceful_stop_is_waited_for(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await it.enter(update(1))
         it.local_agent.rank_attached(0, 1)
@@ -264,7 +264,7 @@ async def test_a_rank_that_is_about_to_say_that_it_supports_graceful_stop_is_wai
         assert await it.done == 75
 
 
-async def test_a_notice_that_the_ranks_asked_for_themselves_counts() -> None:
+async def test_a_notice_requested_by_the_ranks_themselves_counts() -> None:
     """The agent passed the signal on to its ranks, and they reached a coordinator when the agent could not."""
     async with stage(*shell("trap 'exit 75' TERM; while :; do sleep 0.1; done")) as it:
         _, answer = await signalled(it, TERM)
@@ -295,7 +295,7 @@ async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_
         assert it.upstream.left.get_nowait() == "SIGTERM: a test asks"
 
 
-async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> None:
+async def test_a_restarted_rank_that_supported_graceful_stop_counts_as_starting() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
         it.local_agent.rank_supports_graceful_stop(0, 1)
@@ -306,7 +306,7 @@ async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> 
         assert await it.done == 75
 
 
-async def test_ranks_that_never_heed_end_as_the_signal_says() -> None:
+async def test_ranks_without_graceful_stop_end_with_the_signal_status() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
         it.local_agent.request_stop(TERM)
@@ -322,7 +322,7 @@ async def test_without_a_notice_the_signal_is_handed_on() -> None:
         assert it.upstream.left.get_nowait() == "stopped by SIGTERM"
 
 
-async def test_an_end_that_nobody_could_be_asked_for_is_told_once_somebody_is_back() -> None:
+async def test_an_undelivered_stop_request_is_sent_again_once_a_coordinator_returns() -> None:
     """Its ranks have ended meanwhile. Without the report, this member counts as dead, and its generation as failed."""
     async with stage(*FOREVER) as it:
         _, answer = await signalled(it, TERM)
@@ -338,7 +338,7 @@ async def test_an_end_that_nobody_could_be_asked_for_is_told_once_somebody_is_ba
 
 
 @pytest.mark.parametrize("why", ["nobody comes back", "a second signal"])
-async def test_an_end_that_nobody_hears_holds_nobody_up_for_ever(why: str) -> None:
+async def test_an_undeliverable_stop_request_does_not_block_the_agents_exit(why: str) -> None:
     async with stage(*FOREVER) as it:
         _, answer = await signalled(it, TERM)
         answer.set_exception(Unavailable("no coordinator"))
@@ -351,7 +351,7 @@ async def test_an_end_that_nobody_hears_holds_nobody_up_for_ever(why: str) -> No
         assert it.upstream.left.get_nowait() == "stopped by SIGTERM"
 
 
-async def test_ends_of_ranks_that_nobody_hears_are_waited_for(stopped: Any) -> None:
+async def test_the_agent_waits_until_rank_exits_are_delivered(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         it.upstream.deaf = asyncio.Event()
         await told(it)
@@ -397,7 +397,7 @@ async def test_ctrl_c_means_this_member_only() -> None:
         ((USR1, TERM, TERM), True),
     ],
 )
-def test_a_scheduler_that_warned_and_then_means_it_is_not_impatient(
+def test_a_repeated_signal_is_urgent_but_sigterm_after_a_warning_signal_is_not(
     numbers: tuple[int, ...], urgent: bool
 ) -> None:
     request = StopRequest()

@@ -127,7 +127,7 @@ async def test_a_traceback_stands_once_in_the_log(
     assert "stderr" not in unseen
 
 
-async def test_a_process_that_goes_on_as_another_rank_has_that_ranks_prefix(
+async def test_a_process_that_continues_as_another_rank_has_that_rank_s_prefix(
     tmp_path: Path, console: Console
 ) -> None:
     go = tmp_path / "go"

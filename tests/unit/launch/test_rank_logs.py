@@ -25,7 +25,7 @@ def begun(logs: RankLogs, generation: int, rank: int) -> RankLog:
     return log
 
 
-def test_of_each_rank_the_newest_two_processes_are_remembered_with_how_they_ended(tmp_path: Path) -> None:
+def test_the_newest_two_processes_of_each_rank_are_kept_with_their_ends(tmp_path: Path) -> None:
     logs = RankLogs(tmp_path / "job")
     for generation in (1, 2, 3):
         one = begun(logs, generation, 5)
@@ -38,7 +38,7 @@ def test_of_each_rank_the_newest_two_processes_are_remembered_with_how_they_ende
     assert logs.of(6) == ()
 
 
-def test_a_new_process_has_the_newest_file_before_it_writes(tmp_path: Path) -> None:
+def test_the_log_file_of_a_new_process_is_newest_before_its_first_write(tmp_path: Path) -> None:
     logs = RankLogs(tmp_path)
     for generation in (1, 7):
         log = begun(logs, generation, 0)
@@ -48,7 +48,7 @@ def test_a_new_process_has_the_newest_file_before_it_writes(tmp_path: Path) -> N
     assert newest(files_in(tmp_path))[0].generation == 1
 
 
-def test_a_process_that_goes_on_as_another_rank_takes_its_file_along(tmp_path: Path) -> None:
+def test_a_process_that_continues_as_another_rank_keeps_its_log_file(tmp_path: Path) -> None:
     logs = RankLogs(tmp_path)
     one = begun(logs, 1, 0)
     logs.begun(4, one)
@@ -87,6 +87,6 @@ def test_an_agent_leaves_a_link_to_the_newest_folder_of_a_job_and_its_files_are_
     assert files_in(tmp_path / "nowhere") == []
 
 
-def test_where_no_link_can_be_left_the_ranks_run_all_the_same(tmp_path: Path) -> None:
+def test_a_failure_to_link_the_log_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     leave_link("job", tmp_path, {"XDG_STATE_HOME": str(tmp_path / "file")})

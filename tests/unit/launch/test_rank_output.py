@@ -98,7 +98,7 @@ os.write(2, b"garbage \\xff\\0" + b"y" * 200000 + b"\\nno end")
     assert last.endswith(b"yyy\nno end")
 
 
-async def test_a_process_that_a_rank_left_behind_is_not_waited_for_and_may_go_on_writing(
+async def test_a_rank_s_orphaned_child_is_not_awaited_and_its_output_is_forwarded(
     wires: Wires, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -123,7 +123,9 @@ os.write(1, b"the rank\\n")
     assert wires.whole()[0] == b"[rank 3] the rank\n[rank 3] still here\n"
 
 
-async def test_nor_is_one_that_never_stops_writing(wires: Wires, tmp_path: Path) -> None:
+async def test_an_orphaned_child_that_never_stops_writing_is_not_awaited(
+    wires: Wires, tmp_path: Path
+) -> None:
     file = tmp_path / "pid"
     script = f"""
 import os
@@ -145,7 +147,7 @@ os.write(1, b"the rank\\n")
         os.kill(int(await asyncio.to_thread(file.read_text)), signal.SIGKILL)
 
 
-async def test_whoever_does_not_read_holds_up_neither_the_agent_nor_loses_a_line() -> None:
+async def test_a_reader_that_stalls_delays_no_agent_and_loses_no_line() -> None:
     wires = Wires(read=False)
     script = "import os\nfor n in range(12000): os.write(1, b'%06d\\n' % n)"
     argv = (sys.executable, "-I", "-S", "-c", script)
@@ -160,7 +162,7 @@ async def test_whoever_does_not_read_holds_up_neither_the_agent_nor_loses_a_line
     assert wires.whole()[0] == b"".join(b"[rank 0] %06d\n" % n for n in range(12000))
 
 
-async def test_the_file_has_what_the_rank_wrote_as_it_is(wires: Wires, tmp_path: Path) -> None:
+async def test_the_log_file_holds_the_ranks_exact_output(wires: Wires, tmp_path: Path) -> None:
     file = tmp_path / "rank.log"
     file.write_bytes(b"before\n")
     await to_its_end(wires, "import os\nos.write(1, b'1%\\r2%\\nend')", file=file)
@@ -203,7 +205,7 @@ time.sleep(0.2)
     assert wires.whole()[0] == b"[rank 0] one\n" + (b"[rank 0] " + b"x" * 99 + b"\n") * lines
 
 
-async def test_a_process_whose_end_cannot_be_watched_does_not_run_on(
+async def test_a_process_whose_exit_cannot_be_watched_is_killed(
     wires: Wires, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pid"
@@ -254,7 +256,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-async def test_a_process_that_becomes_another_rank_has_its_name(wires: Wires, tmp_path: Path) -> None:
+async def test_the_output_of_a_process_gets_the_prefix_of_its_new_rank(wires: Wires, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = f"""
 import os, time
@@ -274,7 +276,7 @@ os.write(1, b"two\\n")
     assert wires.whole()[0] == b"[rank 1] one\n[rank 0] two\n"
 
 
-async def test_what_never_became_a_rank_leaves_no_descriptor(wires: Wires) -> None:
+async def test_a_spare_process_that_never_became_a_rank_leaks_no_descriptor(wires: Wires) -> None:
     before = descriptors()
     for _ in range(5):
         child, output = wires.outputs.start(("sleep", "100"), name="spare", env=dict(os.environ))

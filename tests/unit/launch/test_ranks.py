@@ -67,19 +67,19 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
                 await group.join()
 
 
-async def test_a_rank_that_has_stopped_as_asked_has_stopped_however_its_process_ends() -> None:
+async def test_a_rank_stopped_on_request_counts_as_stopped_whatever_its_exit_code() -> None:
     """Its exit code alone would count as finished, and finish a job whose ranks are all preempted, or as a failure."""
     async with started(3, "sh", "-c", "[ $RANK = 4 ] && kill -SEGV $$; exit $((RANK - 2))") as (group, ended):
         for rank in (2, 3, 4):
             group.note_stopped(rank)
         assert {await ended.get(), await ended.get(), await ended.get()} == {
-            (3, 2, 75, "stopped as asked, and exited with 0"),
-            (3, 3, 75, "stopped as asked, and exited with 1"),
-            (3, 4, 75, "stopped as asked, and was ended by SIGSEGV"),
+            (3, 2, 75, "stopped as requested, and exited with 0"),
+            (3, 3, 75, "stopped as requested, and exited with 1"),
+            (3, 4, 75, "stopped as requested, and was ended by SIGSEGV"),
         }
 
 
-async def test_a_rank_that_another_try_would_not_help_ends_with_78_unless_it_ends_well_or_is_killed() -> None:
+async def test_a_lasting_error_ends_a_rank_with_78_unless_it_succeeds_or_is_killed() -> None:
     async with started(3, "sh", "-c", "[ $RANK = 4 ] && kill -KILL $$; exit $((RANK - 2))") as (group, ended):
         for rank in (2, 3, 4):
             group.note_lasting(rank, "ConfigError: no bucket")
@@ -90,7 +90,7 @@ async def test_a_rank_that_another_try_would_not_help_ends_with_78_unless_it_end
         }
 
 
-async def test_a_program_that_goes_on_takes_back_that_another_try_would_not_help() -> None:
+async def test_a_rank_that_continues_withdraws_its_permanent_failure() -> None:
     async with started(3, "sh", "-c", "read _; exit 1") as (group, ended):
         for rank in (2, 3, 4):
             group.note_lasting(rank, "CheckpointError: it does not fit")
@@ -101,14 +101,14 @@ async def test_a_program_that_goes_on_takes_back_that_another_try_would_not_help
     assert codes == {2: 1, 3: 1, 4: 75}
 
 
-async def test_a_rank_that_has_stopped_and_then_hangs_is_killed_and_has_stopped() -> None:
+async def test_a_rank_that_hangs_after_stopping_is_killed_and_counts_as_stopped() -> None:
     async with started(1, "sleep", "1000") as (group, ended):
         group.note_stopped(2)
         group.doom(2, "frozen")
-        assert await ended.get() == (3, 2, 75, "stopped as asked, and frozen")
+        assert await ended.get() == (3, 2, 75, "stopped as requested, and frozen")
 
 
-async def test_what_a_rank_wrote_is_known_after_it_has_crashed(tmp_path: Path) -> None:
+async def test_the_last_output_of_a_crashed_rank_is_kept(tmp_path: Path) -> None:
     logs = RankLogs(tmp_path / "logs")
     ended: asyncio.Queue[Ended] = asyncio.Queue()
     command = ("sh", "-c", "echo last words >> $STRATA_RANK_LOG; [ $RANK = 2 ] && exit 7; exec sleep 1000")
@@ -133,7 +133,7 @@ async def test_what_a_rank_wrote_is_known_after_it_has_crashed(tmp_path: Path) -
         assert [each.ended for each in logs.of(3)] == ["was ended by SIGTERM"]
 
 
-async def test_each_exit_is_told_once_with_its_global_rank() -> None:
+async def test_each_exit_is_reported_once_with_its_global_rank() -> None:
     async with started(2, "sh", "-c", "exit $((RANK * 10))") as (group, ended):
         assert {await ended.get(), await ended.get()} == {
             (3, 2, 20, "exited with 20"),
@@ -146,7 +146,7 @@ async def test_each_exit_is_told_once_with_its_global_rank() -> None:
         assert ended.empty()
 
 
-async def test_stop_ends_all_and_tells_nothing() -> None:
+async def test_stop_ends_all_ranks_and_reports_no_exit() -> None:
     async with started(2, "sleep", "1000") as (group, ended):
         assert group.pid(2) is not None
         await group.stop(LIMIT_S)
@@ -155,7 +155,7 @@ async def test_stop_ends_all_and_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 7])
-async def test_who_ended_by_itself_just_before_a_stop_is_told_all_the_same(code: int) -> None:
+async def test_a_rank_that_exits_just_before_a_stop_is_still_reported(code: int) -> None:
     """The event loop has not processed the end of the rank yet."""
     async with started(2, "sh", "-c", f'if [ "$RANK" = 2 ]; then exit {code}; fi; sleep 1000') as (
         group,
@@ -169,7 +169,7 @@ async def test_who_ended_by_itself_just_before_a_stop_is_told_all_the_same(code:
         assert ended.empty(), "the other was ended"
 
 
-async def test_stop_insists_after_its_grace() -> None:
+async def test_stop_kills_the_ranks_after_the_grace() -> None:
     async with started(2, *STUBBORN) as (group, ended):
         await group.stop(0.05)
         assert not group.running
@@ -193,7 +193,7 @@ async def test_a_signal_reaches_every_rank() -> None:
         assert {(await ended.get())[2], (await ended.get())[2]} == {-signal.SIGUSR1}
 
 
-async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
+async def test_the_child_processes_of_a_rank_die_with_it(tmp_path: Path) -> None:
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
     async with started(1, "sh", "-c", f"sleep 1000 & echo $! > {pipe}; wait") as (group, ended):
@@ -211,7 +211,7 @@ async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
-async def test_what_cannot_be_run_is_said_at_once(command: str, tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_run_is_refused_at_once(command: str, tmp_path: Path) -> None:
     group = RankGroup(place(2), program(tmp_path, command), restarts=0, on_exit=lambda *_: None)
     with pytest.raises(ConfigError, match=command) as refused:
         group.start()
@@ -231,7 +231,7 @@ waits_for_its_peers()
 """
 
 
-async def test_a_rank_says_where_its_threads_are(tmp_path: Path) -> None:
+async def test_a_rank_dumps_the_stacks_of_its_threads(tmp_path: Path) -> None:
     pipe = tmp_path / "up"
     os.mkfifo(pipe)
     async with started(1, sys.executable, "-c", HUNG, str(pipe)) as (group, ended):
@@ -245,7 +245,7 @@ async def test_a_rank_says_where_its_threads_are(tmp_path: Path) -> None:
         assert await group.stack(99) is None
 
 
-async def test_who_cannot_tell_is_left_alone() -> None:
+async def test_a_rank_that_cannot_dump_its_stacks_is_left_alone() -> None:
     async with started(1, "sleep", "1000") as (group, ended):
         pid = group.pid(2)
         assert pid is not None
@@ -254,7 +254,7 @@ async def test_who_cannot_tell_is_left_alone() -> None:
         assert ended.empty(), "the signal would have ended it"
 
 
-async def test_a_stopped_rank_says_nothing(tmp_path: Path) -> None:
+async def test_a_suspended_rank_returns_no_stack(tmp_path: Path) -> None:
     pipe = tmp_path / "up"
     os.mkfifo(pipe)
     async with started(1, sys.executable, "-c", HUNG, str(pipe)) as (group, ended):
@@ -276,7 +276,7 @@ async def test_a_stopped_rank_says_nothing(tmp_path: Path) -> None:
         ("kill -KILL $$", False, False),
     ],
 )
-async def test_what_fails_by_itself_and_before_a_step_failed_early(
+async def test_a_rank_that_fails_before_its_first_step_failed_early(
     script: str, step: bool, early: bool, tmp_path: Path
 ) -> None:
     ended: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
@@ -291,7 +291,9 @@ async def test_what_fails_by_itself_and_before_a_step_failed_early(
         await group.join()
 
 
-async def test_what_ran_for_long_did_not_fail_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_that_ran_for_long_did_not_fail_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("strata.launch.ranks.EARLY_S", 0.0)
     ended: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
     command = program(tmp_path, "sh", "-c", "exit 3")
@@ -345,7 +347,7 @@ async def test_a_rank_that_dumps_core_is_reported_at_once_and_has_the_grace_for_
         for rank in (2, 2, 3):
             group.dumps_core(rank, dumps)
         assert ended.get_nowait() == (3, 2, -signal.SIGABRT, dumps)
-        assert ended.get_nowait() == (3, 3, 75, f"stopped as asked, and {dumps}")
+        assert ended.get_nowait() == (3, 3, 75, f"stopped as requested, and {dumps}")
         assert ended.empty()
         assert group.alive() == [2, 3, 4]
         assert not group.release({0, 1}), "it goes on in no generation"
@@ -354,7 +356,7 @@ async def test_a_rank_that_dumps_core_is_reported_at_once_and_has_the_grace_for_
         assert ended.empty()
 
 
-def test_the_state_of_a_process_is_the_kernels() -> None:
+def test_the_state_of_a_process_is_read_from_the_kernel() -> None:
     child = subprocess.Popen(["sleep", "1000"])
     try:
         assert process_state(child.pid) in {"sleeping", "running"}

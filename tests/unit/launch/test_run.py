@@ -11,7 +11,7 @@ from strata.errors import ConfigError, InvalidArgument, StrataError
 from strata.launch import run
 
 
-async def test_a_program_that_is_not_there_is_refused_before_anybody_waits(tmp_path: Path) -> None:
+async def test_a_missing_program_is_refused_before_the_agent_connects(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("#!/bin/sh\n")
     for command in ("no-such-program", str(script)):
@@ -24,18 +24,18 @@ async def test_a_program_that_is_not_there_is_refused_before_anybody_waits(tmp_p
     [RunConfig(endpoints=("a:b",)), RunConfig(job="../x"), RunConfig(worker_id="two words")],
     ids=["endpoints", "job", "worker"],
 )
-async def test_names_that_no_cluster_knows_are_refused(config: RunConfig) -> None:
+async def test_invalid_endpoints_and_names_are_refused(config: RunConfig) -> None:
     with pytest.raises(StrataError) as refused:
         await run.run_local_agent(config, ["true"])
     assert isinstance(refused.value, ConfigError | InvalidArgument)
 
 
-def test_a_job_goes_on_or_begins_anew_and_not_both() -> None:
+def test_new_and_resume_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         RunConfig(new=True, resume=True)
 
 
-def test_logs_stand_between_ranks_lines_as_plain_text_unless_somebody_asks_for_json(
+def test_run_logs_are_plain_text_unless_another_format_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,6 +44,6 @@ def test_logs_stand_between_ranks_lines_as_plain_text_unless_somebody_asks_for_j
     assert RunConfig.load(flags={"log.format": "auto"}, env={}).log.format == "auto"
 
 
-def test_a_second_place_for_output_needs_a_first() -> None:
+def test_tee_requires_a_log_folder() -> None:
     with pytest.raises(ConfigError, match="--tee needs a folder"):
         RunConfig(tee=True)

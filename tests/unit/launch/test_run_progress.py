@@ -37,18 +37,18 @@ def heard(*, target: bool = True) -> RunProgress:
     return progress
 
 
-def test_it_says_how_far_the_slowest_rank_is_and_when_it_is_done() -> None:
+def test_the_line_shows_the_slowest_ranks_progress_and_the_eta() -> None:
     words = said(heard(), 140)
     assert "19.9 %  ETA 2 min 40 s" in words
     assert words.endswith("5.00 steps/s  loss 2.25  lr 0.0003")
 
 
 @pytest.mark.parametrize("width", [10, 30, 60, 79, 120, 300])
-def test_it_is_no_wider_than_the_terminal(width: int) -> None:
+def test_the_status_line_is_no_wider_than_the_terminal(width: int) -> None:
     assert len(said(heard(), width)) <= width
 
 
-def test_without_a_last_step_it_guesses_no_end() -> None:
+def test_without_a_last_step_the_status_line_shows_no_time_left() -> None:
     assert said(heard(target=False)) == "gpt  step 199  5.00 steps/s"
 
 
@@ -60,19 +60,19 @@ def test_before_the_first_step_there_is_no_line() -> None:
     assert progress.line(80, 1.0) is None
 
 
-def test_ranks_that_stand_still_make_the_rate_sink() -> None:
+def test_the_shown_rate_falls_while_no_rank_progresses() -> None:
     progress = heard()
     assert "5.00 steps/s" in said(progress, now_s=21.0)
     assert "2.50 steps/s" in said(progress, now_s=40.0)
 
 
-def test_it_names_a_rank_that_is_stuck_first() -> None:
+def test_the_status_line_begins_with_a_stuck_rank() -> None:
     progress = heard()
     progress.hear(3, [RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000)], 20.0)
     assert said(progress).startswith("gpt  rank 1 stuck in data for 42 s  step 199 of 1,000")
 
 
-def test_the_time_that_a_rank_is_stuck_counts_on_without_another_word_of_it() -> None:
+def test_the_stuck_time_of_a_rank_grows_without_a_new_report() -> None:
     progress = heard()
     stuck = RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000, age_ms=42_000)
     progress.hear(3, [stuck], 20)
@@ -86,7 +86,7 @@ def test_the_time_that_a_rank_is_stuck_counts_on_without_another_word_of_it() ->
     assert "rank 1 stuck in data for 6 s" in said(progress, now_s=41.0)
 
 
-def test_it_says_what_was_committed() -> None:
+def test_the_line_shows_the_newest_committed_step() -> None:
     progress = heard()
     progress.committed(Checkpoint(step=150, state=CHECKPOINT_STATE_COMMITTED))
     progress.committed(Checkpoint(step=175, state=CHECKPOINT_STATE_OPEN))
@@ -94,7 +94,7 @@ def test_it_says_what_was_committed() -> None:
     assert said(progress, 140).endswith("saved 150")
 
 
-def test_another_generation_begins_anew() -> None:
+def test_a_new_generation_resets_the_line() -> None:
     progress = heard()
     progress.begin(4)
     assert progress.line(80, 21.0) is None
@@ -102,7 +102,7 @@ def test_another_generation_begins_anew() -> None:
     assert progress.line(80, 21.0) is None
 
 
-def test_what_a_program_calls_its_values_moves_no_cursor() -> None:
+def test_control_characters_in_a_phase_are_not_printed() -> None:
     progress = RunProgress("gpt")
     progress.begin(1)
     progress.hear(1, [RankProgress(rank=0, step=5, phase="\x1b[2J", stalled_ms=5000)], 1.0)
@@ -134,7 +134,7 @@ print("after", flush=True)
 """
 
 
-def test_it_comes_between_nobody_elses_words() -> None:
+def test_the_line_never_splits_the_output_of_others() -> None:
     with Screen([sys.executable, "-c", DRAWS], columns=80, rows=24) as screen:
         screen.wait_for("after")
         assert screen.ended() == 0
@@ -166,7 +166,7 @@ os.write(1, b"tiny\\n")
 """
 
 
-def test_it_moves_with_the_size_of_the_terminal_and_gives_way_where_there_is_no_room() -> None:
+def test_the_line_follows_a_terminal_resize_and_disappears_if_it_is_too_small() -> None:
     with Screen([sys.executable, "-c", REGION], columns=80, rows=24) as screen:
         screen.wait_for("ready")
         assert "\x1b[1;23r" in screen.raw
@@ -186,14 +186,14 @@ def test_it_moves_with_the_size_of_the_terminal_and_gives_way_where_there_is_no_
 @pytest.mark.parametrize(
     "env", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}], ids=["no color", "dumb", "no TERM"]
 )
-def test_there_is_none_where_plain_output_is_wanted(env: dict[str, str]) -> None:
+def test_there_is_no_line_if_plain_output_is_requested(env: dict[str, str]) -> None:
     ours, theirs = pty.openpty()
     assert BottomLine.of(theirs, env) is None
     os.close(ours)
     os.close(theirs)
 
 
-def test_there_is_none_in_a_pipe() -> None:
+def test_a_pipe_gets_no_status_line() -> None:
     ours, theirs = os.pipe()
     assert BottomLine.of(theirs, {"TERM": "xterm"}) is None
     os.close(ours)
@@ -210,7 +210,7 @@ line.close()
 """
 
 
-def test_a_terminal_that_takes_nothing_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_stopped_terminal_does_not_block_the_process(tmp_path: Path) -> None:
     end = tmp_path / "end"
     with Screen([sys.executable, "-c", STOPPED.format(path=str(end))]) as screen:
         screen.wait_for("xxx")
@@ -238,7 +238,7 @@ asyncio.run(main())
 """
 
 
-def test_ctrl_z_gives_the_last_line_back_until_it_goes_on() -> None:
+def test_ctrl_z_releases_the_terminal_line_until_the_command_continues() -> None:
     with Screen([sys.executable, "-c", SHOWN]) as screen:
         screen.wait_for("gpt  step 7")
         screen.press("\x1a")

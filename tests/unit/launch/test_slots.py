@@ -53,7 +53,7 @@ async def test_a_warm_process_that_ends_is_replaced_before_the_next_generation()
 
 
 @in_virtual_time()
-async def test_what_ends_at_once_is_not_started_for_ever() -> None:
+async def test_a_warm_process_that_exits_at_once_is_restarted_a_few_times_only() -> None:
     starter = Waiting()
     it = slots(starter)
     for generation in (1, 2):
@@ -66,7 +66,7 @@ async def test_what_ends_at_once_is_not_started_for_ever() -> None:
 
 
 @in_virtual_time()
-async def test_on_a_node_that_stands_by_for_days_whatever_ends_now_and_then_is_replaced() -> None:
+async def test_a_warm_process_that_exits_now_and_then_is_always_replaced() -> None:
     starter = Waiting()
     it = slots(starter)
     it.prepare()

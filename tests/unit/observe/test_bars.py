@@ -71,9 +71,9 @@ def test_a_span_has_two_units(milliseconds: float, words: str) -> None:
         (1.5e-5, "1.5e-05"),
     ],
 )
-def test_a_figure_has_the_digits_that_are_read(value: float, words: str) -> None:
+def test_figures_are_rounded_to_readable_digits(value: float, words: str) -> None:
     assert figure(value) == words
 
 
-def test_every_character_of_ours_has_an_ascii_one() -> None:
+def test_every_drawing_character_has_an_ascii_replacement() -> None:
     assert f"{LEVELS}{DONE}{TO_DO}▓▒░▚·…▲▼".translate(ASCII).isascii()

@@ -64,7 +64,7 @@ def test_a_traceback_shows_code_and_no_values(fmt: str) -> None:
     assert out.getvalue().count("open sesame") == out.getvalue().count('password = "open sesame"')
 
 
-def test_the_level_holds() -> None:
+def test_events_below_the_log_level_are_dropped() -> None:
     out = io.StringIO()
     configure(level="warning", stream=out)
     get_logger().info("quiet")
@@ -72,7 +72,7 @@ def test_the_level_holds() -> None:
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["loud"]
 
 
-def test_a_line_that_cannot_be_written_is_lost_and_harms_nobody() -> None:
+def test_a_line_that_cannot_be_written_is_dropped_without_an_error() -> None:
     """Otherwise a coordinator whose log has no reader does not stop at SIGTERM, because logging the signal fails first."""
 
     class Full(io.StringIO):
@@ -86,13 +86,13 @@ def test_a_line_that_cannot_be_written_is_lost_and_harms_nobody() -> None:
         get_logger().info("leadership_taken", epoch=7)
 
 
-def test_without_a_stderr_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logging_without_a_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     configure()
     get_logger().info("leadership_taken", epoch=7)
 
 
-def test_what_a_rank_wrote_last_stands_below_in_plain_text_and_is_a_list_in_json() -> None:
+def test_rank_output_is_indented_in_plain_text_and_a_list_in_json() -> None:
     fields = {"rank": 1, "code": 9, "stderr": ["Traceback:", "  File x", "token=http://u:secret@h"]}
     plain, body = io.StringIO(), io.StringIO()
     configure(fmt="plain", stream=plain)

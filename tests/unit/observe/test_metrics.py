@@ -17,7 +17,7 @@ def test_a_child_is_made_once_and_counts() -> None:
     assert family.child("b").value == 0
 
 
-def test_one_without_labels_stands_at_zero_from_the_start() -> None:
+def test_a_metric_without_labels_starts_at_zero() -> None:
     assert counters("x_total", "Some.").children[()].value == 0
     assert histograms("x_seconds", "Some.").children[()].sum == 0
 

@@ -71,7 +71,7 @@ def test_a_wrong_beginning_is_rejected(steps: list[int], seen: int, committed: i
         (-1, {"event": "line"}, "the training ended with"),
     ],
 )
-def test_other_bits_are_rejected(number: int, change: Event, complaint: str) -> None:
+def test_results_that_differ_in_any_bit_are_rejected(number: int, change: Event, complaint: str) -> None:
     events = killed()
     events[number] = events[number] | change
     assert complaint in "; ".join(judge.bits(events, undisturbed()))
@@ -89,7 +89,7 @@ def test_a_step_that_is_skipped_or_repeated_is_rejected() -> None:
     assert "rank 0 of generation 1 trained step 3 after 3" in list(judge.order(events))
 
 
-def test_a_storage_that_nobody_cleared_is_rejected() -> None:
+def test_a_storage_that_violates_retention_is_rejected() -> None:
     assert list(judge.retention(["one", "two", "three"], keep_count=1, full_every=2))
     assert list(judge.retention([], keep_count=1, full_every=2)), "even the newest is gone"
 
@@ -107,5 +107,5 @@ def test_a_storage_that_nobody_cleared_is_rejected() -> None:
         (["begun", "saving", "saving", "committed"], Moment.AFTER_COMMIT),
     ],
 )
-def test_the_moment_of_a_death_is_known_by_what_was_announced(events: list[str], moment: Moment) -> None:
+def test_the_moment_of_a_death_is_derived_from_the_events(events: list[str], moment: Moment) -> None:
     assert judge.met([{"event": event} for event in events]) is moment

@@ -13,7 +13,7 @@ def test_a_seed_gives_the_same_plan_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_moment_and_both_ranks_are_met_and_the_first_kill_finds_something_saved(seed: int) -> None:
+def test_a_plan_covers_all_moments_and_ranks_and_first_kills_after_a_save(seed: int) -> None:
     plan = make_plan(seed, 25)
     assert [kill.number for kill in plan] == list(range(1, 26))
     assert {kill.moment for kill in plan[:4]} == set(Moment)

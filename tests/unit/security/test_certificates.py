@@ -41,7 +41,7 @@ def test_keys_and_folders_are_private(authority: Authority, tmp_path: Path) -> N
     assert sorted(p.name for p in (tmp_path / "leaf").iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
 
 
-def test_a_certificate_says_who_where_and_until_when(authority: Authority, tmp_path: Path) -> None:
+def test_a_certificate_states_its_identity_hosts_and_expiry(authority: Authority, tmp_path: Path) -> None:
     out = tmp_path / "leaf"
     authority.issue(
         out, role=Role.COORDINATOR, id="c1", hosts=["host1", "10.0.0.1", "[fd00::1]"], now=NOW, days=30
@@ -53,7 +53,7 @@ def test_a_certificate_says_who_where_and_until_when(authority: Authority, tmp_p
     assert found.days_left(NOW) == 30
 
 
-def test_only_who_serves_gets_the_hosts_of_this_machine(authority: Authority, tmp_path: Path) -> None:
+def test_only_serving_roles_get_the_hosts_of_this_machine(authority: Authority, tmp_path: Path) -> None:
     assert authority.issue(tmp_path / "m", role=Role.MEMBER, id="w1", now=NOW).hosts == ()
 
 
@@ -67,7 +67,7 @@ def test_a_chain_holds_and_the_key_fits(authority: Authority, tmp_path: Path) ->
     leaf.verify_directly_issued_by(authority.certificate)
 
 
-def test_nothing_is_overwritten_unless_asked(authority: Authority, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_without_force(authority: Authority, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds") as error:
         Authority.create(tmp_path / "ca", cluster="c", now=NOW)
     assert "--force" in error.value.hint
@@ -80,7 +80,7 @@ def test_nothing_is_overwritten_unless_asked(authority: Authority, tmp_path: Pat
     assert describe(out / "cert.pem") == second != first
 
 
-def test_a_renewed_certificate_is_of_the_same_one_with_a_new_key(
+def test_a_renewed_certificate_keeps_its_identity_and_gets_a_new_key(
     authority: Authority, tmp_path: Path
 ) -> None:
     out = tmp_path / "leaf"
@@ -107,7 +107,7 @@ def test_a_renewal_by_a_new_authority_leaves_the_old_one_trusted(
     assert (out / "ca.pem").read_text() == (tmp_path / "ca2/ca.pem").read_text()
 
 
-def test_a_leaf_ends_with_its_authority(tmp_path: Path) -> None:
+def test_a_certificate_expires_no_later_than_its_authority(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca", cluster="c", now=NOW, days=10)
     made = authority.issue(tmp_path / "leaf", role=Role.MEMBER, id="w1", now=NOW, days=100)
     assert made.not_after == NOW + 10 * DAY
@@ -128,7 +128,7 @@ def test_a_leaf_ends_with_its_authority(tmp_path: Path) -> None:
         ({"role": Role.COORDINATOR, "jobs": ["j"]}, "belongs to no job"),
     ],
 )
-def test_what_cannot_be_issued(
+def test_an_invalid_certificate_request_is_refused(
     authority: Authority, tmp_path: Path, given: dict[str, object], why: str
 ) -> None:
     whole: dict[str, object] = {"role": Role.MEMBER, "id": "w1", "now": NOW, **given}
@@ -137,13 +137,13 @@ def test_what_cannot_be_issued(
     assert not (tmp_path / "leaf").exists()
 
 
-def test_a_folder_without_an_authority_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_folder_without_an_authority_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no authority") as error:
         Authority.open(tmp_path)
     assert "strata certs ca" in error.value.hint
 
 
-def test_anothers_key_is_found_out(authority: Authority, tmp_path: Path) -> None:
+def test_an_authority_with_another_s_key_is_refused(authority: Authority, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "other", cluster="c", now=NOW)
     (authority.folder / "ca-key.pem").write_bytes((other.folder / "ca-key.pem").read_bytes())
     with pytest.raises(ConfigError, match="is not the key of"):
@@ -181,7 +181,7 @@ def test_the_dates_are_those_that_a_library_reads(start: dt.datetime, days: int)
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_certificate_is_said_to_be_none(body: bytes) -> None:
+def test_an_invalid_certificate_is_reported(body: bytes) -> None:
     for pem in (
         body,
         b"-----BEGIN CERTIFICATE-----\n" + base64.b64encode(body) + b"\n-----END CERTIFICATE-----\n",

@@ -58,7 +58,7 @@ def test_an_expired_token_is_refused_with_its_date(file: TokenFile) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "strata_", "x", "\x00", "ä" * 50])
-def test_nobodys_token_is_refused(file: TokenFile, token: str) -> None:
+def test_an_unknown_token_is_refused(file: TokenFile, token: str) -> None:
     file.add(role=Role.VIEWER, id="a", now=NOW)
     with pytest.raises(Unauthenticated) as error:
         accepted(file).identify(token)
@@ -66,7 +66,7 @@ def test_nobodys_token_is_refused(file: TokenFile, token: str) -> None:
     assert not token or token not in str(error.value)
 
 
-def test_a_file_that_became_unreadable_accepts_nobody(file: TokenFile) -> None:
+def test_an_unreadable_token_file_accepts_no_token(file: TokenFile) -> None:
     _, token = file.add(role=Role.VIEWER, id="a", now=NOW)
     running = accepted(file)
     file.path.unlink()
@@ -93,13 +93,13 @@ def test_a_file_that_became_unreadable_accepts_nobody(file: TokenFile) -> None:
         ),
     ],
 )
-def test_what_is_no_such_file(file: TokenFile, body: str) -> None:
+def test_a_malformed_token_file_is_a_config_error(file: TokenFile, body: str) -> None:
     write_private(file.path, body.encode())
     with pytest.raises(ConfigError, match="is not a file of token hashes"):
         accepted(file)
 
 
-def test_a_file_that_others_read_is_refused(file: TokenFile) -> None:
+def test_a_token_file_readable_by_other_users_is_refused(file: TokenFile) -> None:
     file.add(role=Role.VIEWER, id="a", now=NOW)
     file.path.chmod(0o604)
     with pytest.raises(ConfigError, match="can be read by others") as error:
@@ -114,7 +114,7 @@ def test_only_one_token_is_revoked_at_once(file: TokenFile) -> None:
             file.revoke(name)
 
 
-def test_two_that_add_at_once_lose_nothing(file: TokenFile) -> None:
+def test_concurrent_additions_lose_no_token(file: TokenFile) -> None:
     threads = [
         threading.Thread(target=lambda n=n: file.add(role=Role.VIEWER, id=f"v{n}", now=NOW)) for n in range(8)
     ]

@@ -40,7 +40,7 @@ def test_a_file_that_is_half_written_leaves_the_authorities_as_they_were(tmp_pat
             authorities.check(first)
             with pytest.raises(Unauthenticated, match="does not accept any more"):
                 authorities.check(second)
-    assert [line["event"] for line in logs] == ["authorities_not_taken"], "once"
+    assert [line["event"] for line in logs] == ["authorities_not_loaded"], "once"
     assert str(file) in logs[0]["error"]
     file.write_bytes(new_pem + old_pem)
     authorities.check(first)
@@ -49,7 +49,7 @@ def test_a_file_that_is_half_written_leaves_the_authorities_as_they_were(tmp_pat
         file.unlink()
         for _ in range(3):
             authorities.check(first)
-    assert [line["event"] for line in logs] == ["authorities_not_taken"]
+    assert [line["event"] for line in logs] == ["authorities_not_loaded"]
     file.write_bytes(new_pem)
     with pytest.raises(Unauthenticated, match="does not accept any more"):
         authorities.check(first)

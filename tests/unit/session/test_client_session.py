@@ -20,7 +20,7 @@ from tests.unit.coordinator.rig import in_rig
 
 
 @in_rig(rig, 2)
-async def test_a_member_introduces_itself_with_what_it_knows(r: Rig) -> None:
+async def test_a_member_sends_its_incarnation_and_token_in_each_hello(r: Rig) -> None:
     (hello,) = r.serving.hellos
     assert (hello.member.worker_id, hello.member.boot, hello.member.incarnation) == ("w", "boot-1", 0)
     assert hello.token == Token()
@@ -32,7 +32,7 @@ async def test_a_member_introduces_itself_with_what_it_knows(r: Rig) -> None:
 
 
 @in_rig(rig, 2)
-async def test_open_arrivals_are_told_to_the_next_replica_with_their_age(r: Rig) -> None:
+async def test_open_arrivals_are_sent_to_the_next_replica_with_their_age(r: Rig) -> None:
     _ = r.session.arrive(arrival(payloads=[b"x"], phases=["step"], timeout_ms=9000))
     await r.serving.next("arrivals")
     await asyncio.sleep(2)
@@ -62,7 +62,7 @@ async def test_arrivals_of_one_moment_go_as_one_message_a_round(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_only_what_is_new_is_sent_and_arriving_again_is_the_same_arrival(r: Rig) -> None:
+async def test_only_new_arrivals_are_sent_and_a_repeated_one_is_the_same_arrival(r: Rig) -> None:
     first = r.session.arrive(arrival(rank=0))
     await r.serving.next("arrivals")
     assert r.session.arrive(arrival(rank=0)) is first
@@ -142,7 +142,7 @@ async def _sent_again(session: object, replica: object) -> bool:
 
 
 @in_rig(rig)
-async def test_the_errors_of_answers_are_typed_and_try_again_is_no_answer(r: Rig) -> None:
+async def test_errors_are_typed_and_retryable_errors_are_retried(r: Rig) -> None:
     refusals = [errors.Unavailable("no etcd"), errors.NotLeader("not me"), errors.NotFound("no such job")]
 
     def answer(up: Up) -> Down | None:
@@ -183,7 +183,7 @@ async def test_a_thousand_calls_at_once_never_meet_the_limit_of_a_session() -> N
 
 
 @in_rig(rig)
-async def test_a_call_without_an_answer_is_unavailable_and_a_late_answer_is_nobodys(r: Rig) -> None:
+async def test_a_call_without_an_answer_is_unavailable_and_a_late_answer_is_ignored(r: Rig) -> None:
     with pytest.raises(errors.Unavailable, match="within 3 s"):
         await r.session.call(GetWorldRequest(job="j"), timeout_s=3)
     (call,) = r.serving.all("call")
@@ -195,7 +195,7 @@ async def test_a_call_without_an_answer_is_unavailable_and_a_late_answer_is_nobo
 
 
 @in_rig(rig, 2)
-async def test_the_exit_of_a_rank_is_told_until_it_is_durable(r: Rig) -> None:
+async def test_the_exit_of_a_rank_is_sent_until_it_is_durable(r: Rig) -> None:
     exit_ = asyncio.create_task(r.session.rank_exit(generation=3, rank=1, code=-9, reason="killed"))
     first = await r.serving.next("rank_exit")
     assert (first.generation, first.rank, first.code) == (3, 1, -9)
@@ -209,7 +209,7 @@ async def test_the_exit_of_a_rank_is_told_until_it_is_durable(r: Rig) -> None:
 
 
 @in_rig(rig, 2)
-async def test_the_newest_progress_is_sent_and_told_again(r: Rig) -> None:
+async def test_the_newest_progress_is_sent_and_sent_again_after_a_reconnect(r: Rig) -> None:
     for step in range(50):
         r.session.progress(1, [RankProgress(rank=0, step=step), RankProgress(rank=1, step=step)])
     first = await r.serving.next("progress")
@@ -241,7 +241,7 @@ async def test_a_control_plane_that_was_restored_ends_the_session(r: Rig) -> Non
 
 
 @in_rig(rig, 2)
-async def test_another_cluster_behind_the_endpoints_is_not_believed_and_ends_nothing(r: Rig) -> None:
+async def test_a_session_at_another_cluster_waits_for_its_own_cluster(r: Rig) -> None:
     """If etcd lost its data, the session waits until an operator restores it."""
     for replica in r.replicas:
         replica.uid = "uid-2"
@@ -260,7 +260,7 @@ async def test_another_cluster_behind_the_endpoints_is_not_believed_and_ends_not
 
 
 @in_rig(rig, 2)
-async def test_ended_is_final(r: Rig) -> None:
+async def test_an_ended_message_ends_the_session_for_good(r: Rig) -> None:
     call = asyncio.create_task(r.session.call(GetWorldRequest(job="j")))
     await r.serving.next("call")
     r.serving.send(Down(ended=Ended(error=pack(errors.StaleIncarnation("replaced")))))
@@ -292,7 +292,7 @@ async def test_leaving_is_confirmed_and_ends_the_session(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_leaving_while_nobody_answers_takes_5_s(r: Rig) -> None:
+async def test_leaving_without_an_answer_takes_5_s(r: Rig) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await r.session.leave("done")
@@ -301,7 +301,7 @@ async def test_leaving_while_nobody_answers_takes_5_s(r: Rig) -> None:
 
 
 @in_rig(rig, 2)
-async def test_leaving_is_told_to_the_next_replica_if_the_first_died_over_it(r: Rig) -> None:
+async def test_a_leave_is_sent_to_the_next_replica_if_the_first_one_dies(r: Rig) -> None:
     leaving = asyncio.create_task(r.session.leave("done"))
     await r.serving.next("leave")
     first, second = r.serving, r.others[0]
@@ -317,7 +317,7 @@ async def test_leaving_is_told_to_the_next_replica_if_the_first_died_over_it(r: 
     "refusal", [errors.Refused("job j is done"), errors.StaleIncarnation("w is another")]
 )
 @in_rig(rig, 2)
-async def test_leaving_is_done_when_the_next_replica_knows_nothing_of_this_member(
+async def test_leaving_succeeds_if_the_next_replica_does_not_know_the_member(
     r: Rig, refusal: errors.StrataError
 ) -> None:
     """The first replica removed the member and died before it answered. The job is done, so this is no failure."""
@@ -331,7 +331,7 @@ async def test_leaving_is_done_when_the_next_replica_knows_nothing_of_this_membe
 
 
 @in_rig(rig)
-async def test_checkpoints_reach_the_observer_and_unknown_messages_nobody(r: Rig) -> None:
+async def test_checkpoints_reach_the_observer_and_unknown_messages_are_ignored(r: Rig) -> None:
     r.serving.send(Down())
     r.serving.send(Down(checkpoint=Checkpoint(step=5)))
     await asyncio.sleep(0.1)
@@ -339,14 +339,14 @@ async def test_checkpoints_reach_the_observer_and_unknown_messages_nobody(r: Rig
 
 
 @in_rig(rig, 1)
-async def test_a_request_that_no_stream_carries_is_refused_at_once(r: Rig) -> None:
+async def test_a_request_above_the_message_limit_is_refused_at_once(r: Rig) -> None:
     with pytest.raises(errors.QuotaExceeded, match="bytes"):
         await r.session.call(GetWorldRequest(job="j" * (4 << 20)))
     assert r.session.connected
 
 
 @in_rig(rig, 1)
-async def test_arrivals_after_a_reconnect_come_in_messages_that_a_stream_carries(r: Rig) -> None:
+async def test_arrivals_after_a_reconnect_are_split_below_the_message_limit(r: Rig) -> None:
     """A hundred ranks arrive at twelve barriers, with payloads of the largest allowed size."""
     waiting = []
     for number in range(12):

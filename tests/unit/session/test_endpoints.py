@@ -28,7 +28,7 @@ from strata.session.endpoints import Route, parse_endpoints
         ("unix:///run/strata.sock", "unix:/run/strata.sock"),
     ],
 )
-def test_what_people_write_and_what_grpc_gets(text: str, target: str) -> None:
+def test_an_endpoint_is_translated_to_its_grpc_target(text: str, target: str) -> None:
     (endpoint,) = parse_endpoints(text)
     assert endpoint.target == target
 
@@ -47,7 +47,7 @@ def test_lists_keep_their_order_and_drop_repetitions() -> None:
         "ftp://host:1", "unix:relative", "http://", "a b:1", "host:1/path", "user@host:1", "host:-1", "host:\u0661",
     ],
 )  # fmt: skip
-def test_what_is_no_endpoint_is_refused_with_a_hint(text: str) -> None:
+def test_an_invalid_endpoint_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parse_endpoints(text)
     assert refusal.value.hint
@@ -86,9 +86,7 @@ def test_the_first_reconnect_is_elsewhere_within_100_ms_and_later_ones_are_cappe
 
 @pytest.mark.parametrize("count", range(2, 7))
 @pytest.mark.parametrize("stagger_s", [0.0, 1.3, 2.6, 4.1, 7.0, 11.0])
-def test_whoever_is_silent_since_when_the_others_are_asked_in_the_time_that_the_leader_gives_members(
-    count: int, stagger_s: float
-) -> None:
+def test_the_only_live_endpoint_is_tried_within_the_leader_s_grace(count: int, stagger_s: float) -> None:
     names = [f"{letter}:1" for letter in "abcdef"[:count]]
     for seed, alone in itertools.product(range(20), names):
         way = Route(parse_endpoints(",".join(names)), random.Random(seed))
@@ -109,7 +107,7 @@ def test_whoever_is_silent_since_when_the_others_are_asked_in_the_time_that_the_
         assert all(given[name] >= 2 for name in names), "each is given all the time now and then"
 
 
-def test_what_a_try_took_is_part_of_the_pause_after_it() -> None:
+def test_the_duration_of_a_try_is_part_of_the_pause_after_it() -> None:
     way, same = route("a:1,b:1"), route("a:1,b:1")
     for _ in range(10):
         way.next()
@@ -118,7 +116,7 @@ def test_what_a_try_took_is_part_of_the_pause_after_it() -> None:
     assert way.next(took_s=9.0)[1] == 0.0
 
 
-def test_ready_ones_are_preferred_once_and_only_if_configured() -> None:
+def test_ready_replicas_are_preferred_once_and_only_if_configured() -> None:
     way = route("a:1,b:1,c:1,d:1")
     way.next()
     way.reached()
@@ -128,7 +126,7 @@ def test_ready_ones_are_preferred_once_and_only_if_configured() -> None:
     assert str(way.next()[0]) != ready
 
 
-def test_where_a_replica_sends_us_comes_first() -> None:
+def test_a_redirect_from_a_replica_is_tried_first() -> None:
     way = route("a:1,b:1,c:1")
     here, _ = way.next()
     target = next(e for e in parse_endpoints("a:1,b:1,c:1") if e != here)
@@ -136,7 +134,7 @@ def test_where_a_replica_sends_us_comes_first() -> None:
     assert way.next()[0] == target
 
 
-def test_an_address_that_is_not_configured_is_taken_only_if_there_is_no_other() -> None:
+def test_an_unconfigured_address_is_used_only_if_there_is_no_other() -> None:
     alone = route("a:1")
     alone.next()
     alone.go_to(["10.9.9.9:1"])
@@ -165,9 +163,7 @@ SECURE = Credentials(ca_file=Path("ca.pem"))
         ("unix:/x", Credentials(), False),
     ],
 )
-def test_what_is_spoken_follows_from_scheme_and_credentials(
-    text: str, credentials: Credentials, tls: bool
-) -> None:
+def test_tls_follows_from_scheme_and_credentials(text: str, credentials: Credentials, tls: bool) -> None:
     (endpoint,) = parse_endpoints(text, credentials)
     assert endpoint.tls is tls
 
@@ -179,7 +175,7 @@ def test_plaintext_does_not_leave_this_host_unasked(text: str) -> None:
     assert "--insecure" in error.value.hint
 
 
-def test_replicas_that_others_name_are_spoken_to_as_the_configured_ones() -> None:
+def test_redirect_targets_use_the_tls_setting_of_the_configured_endpoints() -> None:
     way = Route(parse_endpoints("https://a:1"), random.Random(1))
     way.next()
     way.go_to(["b:2"])

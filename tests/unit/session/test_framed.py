@@ -153,7 +153,7 @@ async def test_a_message_of_the_largest_size_arrives_and_a_larger_one_ends_the_l
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=300), max_size=12), st.lists(st.integers(1, 200), min_size=1, max_size=8))
-def test_however_the_bytes_come_the_messages_are_the_same(reasons: list[str], cuts: list[int]) -> None:
+def test_the_chunks_of_a_byte_stream_do_not_change_its_messages(reasons: list[str], cuts: list[int]) -> None:
     async def arrives() -> None:
         async with raw() as (other, link):
             stream = b"".join(framed(leave(reason).SerializeToString()) for reason in reasons)
@@ -176,7 +176,7 @@ async def test_a_frame_that_is_too_long_ends_its_link_with_the_reason() -> None:
         assert (error.code, str(MAX_MESSAGE_BYTES + 1) in error.message) == ("INVALID_ARGUMENT", True)
 
 
-async def test_a_frame_that_is_no_message_ends_its_link_with_the_reason() -> None:
+async def test_an_undecodable_frame_ends_its_link_with_the_reason() -> None:
     async with raw() as (other, link):
         await other.write(framed(leave("before").SerializeToString()) + framed(b"\xff\xff\xff"))
         assert await link.recv() == leave("before")
@@ -184,7 +184,7 @@ async def test_a_frame_that_is_no_message_ends_its_link_with_the_reason() -> Non
         assert "is no Up" in (await other.refusal()).message
 
 
-async def test_the_dialling_end_is_told_what_was_wrong_with_what_it_got() -> None:
+async def test_the_dialling_end_raises_the_error_of_an_invalid_message() -> None:
     ours, theirs = socket.socketpair()
     link, other = await dialling(ours), Raw(theirs)
     await other.write(framed(b"\xff\xff\xff"))
@@ -194,7 +194,7 @@ async def test_the_dialling_end_is_told_what_was_wrong_with_what_it_got() -> Non
     await link.gone()
 
 
-async def test_a_last_frame_that_is_no_error_is_an_error() -> None:
+async def test_an_undecodable_last_frame_is_an_error() -> None:
     ours, theirs = socket.socketpair()
     link, other = await dialling(ours), Raw(theirs)
     await other.write(struct.pack(">I", 1 << 31 | 3) + b"\xff\xff\xff")
@@ -204,7 +204,7 @@ async def test_a_last_frame_that_is_no_error_is_an_error() -> None:
     await link.gone()
 
 
-async def test_of_worlds_and_progress_only_the_newest_waits_behind_the_others() -> None:
+async def test_only_the_newest_world_and_progress_message_stay_queued() -> None:
     async with both() as (ours, theirs):
         for generation in (1, 2):
             theirs.send(world(generation))
@@ -218,7 +218,7 @@ async def test_of_worlds_and_progress_only_the_newest_waits_behind_the_others() 
         assert [await theirs.recv() for _ in range(2)] == [evidence, reports[2]]
 
 
-async def test_a_side_that_does_not_read_for_a_while_misses_only_what_is_out_of_date() -> None:
+async def test_a_slow_reader_misses_only_outdated_worlds() -> None:
     async with raw() as (other, link):
         big = "x" * 100_000
         for number in range(20):
@@ -257,7 +257,7 @@ async def test_a_reader_that_is_behind_stops_the_sender() -> None:
             assert message.leave.reason == f"{number}{big}"
 
 
-async def test_what_was_sent_before_the_end_arrives() -> None:
+async def test_messages_sent_before_the_close_arrive() -> None:
     async with both() as (ours, theirs):
         big = "x" * 1_000_000
         for number in range(5):
@@ -270,7 +270,7 @@ async def test_what_was_sent_before_the_end_arrives() -> None:
         await theirs.gone()
 
 
-async def test_the_error_of_the_end_reaches_the_side_that_dialled_though_it_is_sending() -> None:
+async def test_the_closing_error_reaches_a_client_that_is_sending() -> None:
     async with both() as (ours, theirs):
         ours.send(leave("never read"))
         theirs.close(StaleGeneration("generation 2 runs", hint="h"))
@@ -313,7 +313,7 @@ async def test_the_nonce_comes_back_before_anything_else() -> None:
         link.close()
 
 
-async def test_another_nonce_is_seen() -> None:
+async def test_a_wrong_nonce_fails_the_challenge() -> None:
     async with raw() as (other, link):
         holds = asyncio.create_task(challenged(link))
         _, nonce = await other.frame()
@@ -330,7 +330,7 @@ async def test_a_refusal_in_place_of_the_nonce_is_raised() -> None:
             pass
 
 
-async def test_an_agreed_end_stays_one_for_a_reader_that_is_elsewhere() -> None:
+async def test_a_late_reader_still_sees_a_clean_end() -> None:
     async with both() as (ours, theirs):
         theirs.send(moved("a"))
         theirs.close()
@@ -372,7 +372,7 @@ os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_the_end_of_a_process_shows_though_its_forked_child_lives(tmp_path: Path, loop: str) -> None:
+def test_the_end_of_a_process_closes_its_link_even_if_a_forked_child_lives(tmp_path: Path, loop: str) -> None:
     if loop == "uvloop":
         pytest.importorskip("uvloop")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -397,7 +397,7 @@ def test_the_end_of_a_process_shows_though_its_forked_child_lives(tmp_path: Path
                     os.kill(child, signal.SIGKILL)
 
 
-def test_a_socket_that_was_closed_by_its_number_holds_up_no_fork(tmp_path: Path) -> None:
+def test_a_socket_closed_by_descriptor_number_does_not_block_a_fork(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()

@@ -145,7 +145,7 @@ async def test_a_refused_hello_ends_the_stream_with_the_reason(
 
 
 @in_virtual_time()
-async def test_a_hello_whose_sender_is_gone_is_given_up() -> None:
+async def test_a_hello_whose_sender_closed_is_cancelled() -> None:
     handler, given_up = Recorder(), asyncio.Event()
 
     async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
@@ -169,7 +169,7 @@ async def test_a_hello_whose_sender_is_gone_is_given_up() -> None:
 
 
 @in_virtual_time()
-async def test_a_hello_whose_answer_was_cancelled_inside_is_refused() -> None:
+async def test_a_hello_whose_acceptance_was_cancelled_is_refused() -> None:
     async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
         raise asyncio.CancelledError
 
@@ -220,7 +220,7 @@ async def test_a_session_that_is_cancelled_just_as_its_hello_is_answered_ends() 
 
 
 @in_virtual_time()
-async def test_what_comes_before_the_welcome_is_heard_after_it() -> None:
+async def test_messages_before_the_welcome_are_handled_after_it() -> None:
     handler = Recorder()
 
     async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
@@ -305,7 +305,7 @@ async def test_too_many_calls_at_once_are_refused_one_by_one() -> None:
 
 
 @in_virtual_time()
-async def test_who_has_to_read_first_is_refused_its_calls_and_is_still_heard(
+async def test_a_client_with_unread_replies_is_refused_calls_but_its_exit_is_received(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handler = Recorder()
@@ -343,7 +343,7 @@ async def test_a_leave_waits_for_the_exits_before_it_and_ends_the_stream_cleanly
 
 
 @in_virtual_time()
-async def test_a_leave_that_failed_is_told_and_is_no_leave() -> None:
+async def test_a_leave_that_failed_is_reported_and_is_no_leave() -> None:
     handler = Recorder()
     async with served(handler) as link:
         link.send(HELLO)
@@ -355,7 +355,7 @@ async def test_a_leave_that_failed_is_told_and_is_no_leave() -> None:
 
 
 @in_virtual_time()
-async def test_an_ending_session_says_why_to_its_user() -> None:
+async def test_an_ending_session_sends_its_reason_to_the_client() -> None:
     handler = Recorder()
     async with served(handler) as link:
         link.send(HELLO)
@@ -386,7 +386,7 @@ async def test_ticks_come_and_are_skipped_behind_a_backlog() -> None:
 
 
 @in_virtual_time()
-async def test_a_client_that_does_not_read_loses_the_session_and_not_a_message_in_between() -> None:
+async def test_a_client_that_does_not_read_loses_the_session_instead_of_messages() -> None:
     handler = Recorder()
     async with served(handler, outbox_limit=3) as link:
         link.send(HELLO)
@@ -417,7 +417,7 @@ async def test_a_broken_transport_ends_the_session_though_a_call_is_under_way() 
 
 
 @in_virtual_time()
-async def test_an_answer_that_no_stream_carries_is_refused_and_ends_no_session() -> None:
+async def test_an_answer_above_the_message_limit_is_refused_and_keeps_the_session() -> None:
     handler = Recorder()
     async with served(handler) as link:
         link.send(HELLO)

@@ -56,7 +56,7 @@ async def test_a_lost_request_leaves_no_trace() -> None:
 
 
 @in_virtual_time()
-async def test_a_lost_answer_looks_the_same_and_is_not() -> None:
+async def test_a_lost_answer_raises_though_the_write_took_effect() -> None:
     store, client = client_with(Fate(lost="answer"))
     with pytest.raises(Unavailable):
         await client.execute(put(b"1"))
@@ -76,7 +76,7 @@ async def test_a_late_request_takes_effect_after_its_caller_gave_up() -> None:
 
 
 @in_virtual_time()
-async def test_cancelling_takes_nothing_back() -> None:
+async def test_cancelling_a_request_does_not_undo_it() -> None:
     store, client = client_with(Fate(delay_s=0.5))
     task = asyncio.create_task(client.execute(put(b"1")))
     await asyncio.sleep(0.1)
@@ -96,7 +96,7 @@ async def test_delays_reorder_calls() -> None:
 
 
 @in_virtual_time()
-async def test_the_network_hears_of_an_effect_before_the_caller_does() -> None:
+async def test_the_network_sees_an_effect_before_the_caller_does() -> None:
     store = MemoryStore()
     network = Scripted()
     client = store.client("c", network=network)
@@ -205,7 +205,7 @@ async def test_an_idle_watch_reports_progress() -> None:
 
 
 @in_virtual_time()
-async def test_closing_ends_calls_and_watches_but_not_what_was_sent() -> None:
+async def test_closing_ends_calls_and_watches_but_not_sent_requests() -> None:
     store, client = client_with(Fate(delay_s=0.5))
     async with client.watch("k", None, start_revision=2) as batches:
         waiting = asyncio.create_task(anext(batches))
@@ -259,7 +259,7 @@ async def test_a_watch_may_be_cancelled_at_any_time() -> None:
 
 
 @in_virtual_time()
-async def test_leases_begin_anew_when_etcd_has_a_leader_again() -> None:
+async def test_leases_restart_when_etcd_has_a_leader_again() -> None:
     store = MemoryStore()
     lease = store.grant(3)
     store.execute(Txn(success=(Put(key="k", value=b"", lease=lease.id),)))

@@ -20,7 +20,7 @@ def now() -> float:
 
 
 @in_virtual_time()
-async def test_nothing_of_a_frozen_program_runs_and_then_all_of_it_in_order() -> None:
+async def test_a_frozen_program_runs_nothing_and_catches_up_in_order() -> None:
     process, ran = Process("p"), list[tuple[int, float]]()
 
     async def tick() -> None:
@@ -42,7 +42,7 @@ async def test_nothing_of_a_frozen_program_runs_and_then_all_of_it_in_order() ->
 
 
 @in_virtual_time()
-async def test_what_a_program_starts_freezes_with_it_and_others_go_on() -> None:
+async def test_tasks_of_a_frozen_program_freeze_with_it_and_others_continue() -> None:
     process, ran = Process("p"), list[str]()
 
     async def later(name: str, delay_s: float) -> None:
@@ -134,7 +134,7 @@ async def test_a_program_frozen_for_less_than_the_keepalive_loses_nothing() -> N
 
 
 @pytest.mark.parametrize("fault", ["frozen", "blocked there", "blocked back"])
-def test_an_end_whose_pings_nobody_answers_breaks_within_the_keepalive(fault: str) -> None:
+def test_an_end_whose_pings_get_no_answer_breaks_within_the_keepalive(fault: str) -> None:
     async def scenario() -> None:
         async with two_programs() as two:
             began = now()
@@ -168,7 +168,7 @@ async def test_a_link_within_one_host_outlives_a_program_that_is_frozen_for_long
 
 
 @in_virtual_time()
-async def test_what_was_sent_into_a_block_arrives_after_it() -> None:
+async def test_messages_sent_into_a_block_arrive_after_it() -> None:
     async with two_programs() as two:
         two.board.block("a", "b")
         for sequence in (1, 2, 3):
@@ -181,7 +181,7 @@ async def test_what_was_sent_into_a_block_arrives_after_it() -> None:
 
 
 @in_virtual_time()
-async def test_who_dials_a_frozen_program_waits_for_it_but_not_for_long() -> None:
+async def test_dialing_a_frozen_program_waits_a_limited_time() -> None:
     async with two_programs(dial=False) as two:
         two.callee.freeze()
         began = now()
@@ -207,7 +207,7 @@ async def test_messages_that_take_longer_keep_their_order() -> None:
 
 
 @in_virtual_time()
-async def test_what_a_plain_connect_meets() -> None:
+async def test_a_plain_connect_is_accepted_refused_or_unanswered() -> None:
     async with two_programs() as two:
         assert two.board.answers("a", "b") is True
         assert two.board.answers("a", "c") is False

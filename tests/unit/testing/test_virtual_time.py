@@ -75,7 +75,7 @@ def test_a_seed_decides_ties_and_decides_them_again() -> None:
     assert len(set(orders)) > 10
 
 
-def test_what_is_ready_keeps_its_order() -> None:
+def test_ready_callbacks_keep_their_order() -> None:
     async def main() -> list[int]:
         order: list[int] = []
         for number in range(10):
@@ -170,6 +170,6 @@ def test_threads_and_sockets_are_refused() -> None:
 
 
 @in_virtual_time(seed=3)
-async def test_a_test_may_run_in_it() -> None:
+async def test_a_test_may_run_in_virtual_time() -> None:
     assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     await asyncio.sleep(3_600)

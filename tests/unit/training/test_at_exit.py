@@ -141,7 +141,7 @@ for _ in run.steps([1, 2, 3]):
 """A fork may end in any way. A daemonic child ends with the program, also if the program ends as failed."""
 
 
-def test_a_fork_of_the_program_ends_as_it_likes_and_no_daemonic_child_outlives_it(tmp_path: Path) -> None:
+def test_a_fork_ends_independently_and_daemonic_children_end_with_the_program(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", OTHERS, str(tmp_path)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stderr.count("NOT DONE")) == (1, 1), ended.stderr

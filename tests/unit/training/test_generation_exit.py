@@ -53,7 +53,9 @@ class Gone:
         self.ran.set()
 
 
-def test_a_standalone_process_leaves_and_ends_once_it_is_armed(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_armed_standalone_process_leaves_and_ends_at_a_newer_world(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     room, process_end = Room(1), Gone()
     context = room.rank(0)
     ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
@@ -94,7 +96,7 @@ def test_in_an_interactive_session_nothing_ends_the_process(
     assert not process_end.ran.wait(0.05)
 
 
-def test_a_newer_world_that_came_before_counts_when_it_is_armed() -> None:
+def test_a_newer_world_received_before_arming_ends_the_process_when_armed() -> None:
     room, process_end = Room(1), Gone()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     hear(room, 2)
@@ -120,7 +122,7 @@ class Drained(RoomRank):
 @pytest.mark.parametrize(
     "how", ["a signal, with a place", "a signal, without a place", "preempted", "drained"]
 )
-def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -> None:
+def test_a_standalone_process_drains_and_leaves_on_a_notice_or_signal(how: str) -> None:
     room, process_end = Room(2), Gone()
     context = Drained(room)
     ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
@@ -145,7 +147,7 @@ def test_a_standalone_process_that_is_to_leave_is_drained_and_leaves(how: str) -
     assert context.requests == ([request] if update.HasField("place") else [])
 
 
-def test_a_standalone_process_is_not_meant_by_what_others_are_asked_for() -> None:
+def test_a_standalone_process_ignores_a_drain_of_another_member() -> None:
     room, process_end = Room(2), Gone()
     context = room.rank(0)
     ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
@@ -179,7 +181,7 @@ def test_a_rank_waits_for_its_agent() -> None:
     ("error", "ends"),
     [(StaleIncarnation("the agent has ended"), True), (StaleGeneration("generation 2 runs"), False)],
 )
-def test_a_process_ends_with_its_agent_whatever_its_main_thread_does(error: StrataError, ends: bool) -> None:
+def test_a_process_ends_with_its_agent_without_its_main_thread(error: StrataError, ends: bool) -> None:
     room, process_end = Room(1), Gone()
     forget = end_with_agent(room.rank(0), process_end)
     for callback in tuple(room.end_observers):
@@ -198,7 +200,7 @@ def test_a_training_that_is_over_outlives_its_agent() -> None:
         assert not room.end_observers
 
 
-def test_in_process_the_place_is_waited_for() -> None:
+def test_in_process_a_rank_waits_for_its_new_place() -> None:
     room = Room(1)
     context = room.rank(0)
     ending = InProcessExit(context)
@@ -206,7 +208,7 @@ def test_in_process_the_place_is_waited_for() -> None:
     assert not ending.wait_over(0.0)
     hear(room, 2)
     assert ending.wait_over(0.0)
-    with pytest.raises(StaleGeneration, match="this step is not to be taken"):
+    with pytest.raises(StaleGeneration, match="do not take this step"):
         ending.check()
     context.place(RankPlace(world=World(generation=2), local_rank=1))
     assert ending.wait_place().local_rank == 1
@@ -214,7 +216,7 @@ def test_in_process_the_place_is_waited_for() -> None:
     assert not room.observers[0]
 
 
-def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
+def test_a_failure_caused_by_a_lost_peer_is_not_reported_as_the_rank_s_own() -> None:
     room, process_end = Room(2), Gone()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
     waits = threading.Thread(
@@ -243,7 +245,7 @@ def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
     assert "start the program again, it goes on from the newest checkpoint" in caplog.text
 
 
-def test_one_that_waits_for_its_first_world_ends_with_75_as_well() -> None:
+def test_a_process_refused_before_its_first_world_by_a_restore_ends_with_75() -> None:
     with pytest.raises(SystemExit) as raised, exit_if_refused():
         raise RESTORED
     assert raised.value.code == 75
@@ -286,13 +288,13 @@ def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exc
 
 
 @pytest.mark.parametrize("error", [RuntimeError("its own"), JobDone("job other is done")])
-def test_a_failure_of_its_own_is_none_less_because_a_job_is_done(error: Exception) -> None:
+def test_a_rank_s_own_failure_counts_even_if_a_job_is_done(error: Exception) -> None:
     room = Room(1)
     context = room.rank(0) if isinstance(error, JobDone) else LiveReports(room, 0)
     StandaloneExit(context, detect_s=LIMIT_S, gone=Gone()).failed(error)
 
 
-def test_a_failure_alone_and_an_interruption_are_its_own() -> None:
+def test_a_failure_in_a_world_of_one_and_an_interruption_are_the_rank_s_own() -> None:
     process_end = Gone()
     StandaloneExit(Room(1).rank(0), detect_s=0.0, gone=process_end).failed(RuntimeError())
     StandaloneExit(Room(2).rank(0), detect_s=0.0, gone=process_end).failed(KeyboardInterrupt())

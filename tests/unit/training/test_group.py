@@ -37,7 +37,7 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
     assert MEETINGS * MEETING_S >= 1_200, "a start waits for 900 s, by default"
 
 
-def test_not_for_ever_and_not_if_a_rank_is_lost() -> None:
+def test_the_wait_for_a_late_rank_ends_at_a_limit_and_if_a_rank_is_lost() -> None:
     ranks = Ranks(*[BarrierTimeout("rank 1 is missing")] * MEETINGS)
     with pytest.raises(BarrierTimeout):
         met(ranks)

@@ -159,7 +159,7 @@ def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
 
 
 @pytest.mark.parametrize("when", ["it joins", "it joins anew", "it begins anew"])
-def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
+def test_a_process_that_joins_a_done_job_exits_with_0(
     when: str,
     orchestrator: TrainingOrchestrator,
     standalone: StandalonePort,
@@ -187,7 +187,7 @@ def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
     assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
 
 
-def test_who_is_refused_ends_its_program_with_4_and_what_to_do(
+def test_a_refused_process_exits_with_4_and_logs_the_hint(
     orchestrator: TrainingOrchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused() -> None:
@@ -253,7 +253,7 @@ def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
     assert standalone.ended, "it has left"
 
 
-def test_a_state_that_does_not_fit_is_reported_as_what_another_try_would_meet_again(
+def test_a_state_that_does_not_fit_is_reported_as_a_permanent_failure(
     orchestrator: TrainingOrchestrator, standalone: StandalonePort
 ) -> None:
     with orchestrator.init(state={"w": np.zeros(1)}) as run:
@@ -270,7 +270,7 @@ def test_a_state_that_does_not_fit_is_reported_as_what_another_try_would_meet_ag
         assert why in standalone.ended
 
 
-def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_has_ended(
+def test_an_in_process_rank_reports_a_config_error_without_delay(
     orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standalone.is_standalone = False
@@ -290,7 +290,7 @@ def test_one_that_goes_on_in_its_process_does_not_wait_whether_the_generation_ha
     assert (standalone.code, standalone.ended) == (78, "ConfigError: no such bucket")
 
 
-def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
+def test_a_config_error_is_retryable_once_a_checkpoint_exists(
     orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The setting worked before: a mount or the metadata service with the host's credentials is away for a moment."""
@@ -309,7 +309,7 @@ def test_a_setting_that_is_wrong_once_there_is_a_checkpoint_is_tried_again(
     assert standalone.code == 1
 
 
-def test_what_may_go_away_by_itself_is_reported_as_any_failure(
+def test_a_transient_error_is_reported_as_an_ordinary_failure(
     orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **_settings: object) -> None:
@@ -321,7 +321,7 @@ def test_what_may_go_away_by_itself_is_reported_as_any_failure(
     assert standalone.code == 1
 
 
-def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:
+def test_closing_a_run_restores_the_exception_hook(orchestrator: TrainingOrchestrator) -> None:
     hook = sys.excepthook
     run = orchestrator.init(state={})
     assert sys.excepthook is not hook
@@ -329,7 +329,7 @@ def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrato
     assert sys.excepthook is hook
 
 
-def test_a_main_is_called_once_where_processes_are_replaced(orchestrator: TrainingOrchestrator) -> None:
+def test_train_calls_main_once_if_processes_are_replaced(orchestrator: TrainingOrchestrator) -> None:
     calls = []
 
     def main(it: TrainingOrchestrator) -> int:
@@ -342,7 +342,7 @@ def test_a_main_is_called_once_where_processes_are_replaced(orchestrator: Traini
         orchestrator.train(lambda it: 1 // 0)
 
 
-def test_init_inside_of_train_is_the_orchestrator_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_process_mode_refuses_a_direct_init(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_IN_PROCESS", "1")
     with pytest.raises(Refused, match="orchestrator"):
         init()

@@ -43,11 +43,11 @@ def _told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="strata.training")
 
 
-def test_alone_everybody_has_what_it_wants() -> None:
+def test_a_standalone_process_keeps_its_own_settings() -> None:
     assert agree_on_settings(Alone(world_size=1), MINE) == MINE
 
 
-def test_ranks_that_were_told_otherwise_go_by_rank_0(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_with_different_settings_use_those_of_rank_0(caplog: pytest.LogCaptureFixture) -> None:
     room = Room(3)
     wanted = [MINE, replace(MINE, rule=Rule(every_s=60.0)), replace(MINE, sampling=Sampling(seed=8))]
     got: dict[int, RankSettings] = {}
@@ -63,14 +63,14 @@ def test_ranks_that_were_told_otherwise_go_by_rank_0(caplog: pytest.LogCaptureFi
     assert got == {0: MINE, 1: MINE, 2: MINE}
     logged = {record.message for record in caplog.records}
     assert {
-        "every_steps is 0 here, and 10 on rank 0: that holds for all",
-        "seed is 8 here, and 7 on rank 0: that holds for all",
-        "every_steps differs between the ranks: rank 0's 10 holds for all; told otherwise: ranks 1",
-        "global_batch differs between the ranks: rank 0's 96 holds for all; told otherwise: ranks 2",
+        "every_steps is 0 here, and 10 on rank 0: all ranks use that of rank 0",
+        "seed is 8 here, and 7 on rank 0: all ranks use that of rank 0",
+        "every_steps differs between the ranks: all use rank 0's 10; other values: ranks 1",
+        "global_batch differs between the ranks: all use rank 0's 96; other values: ranks 2",
     } <= logged
 
 
-def test_ranks_that_were_told_the_same_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_with_equal_settings_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
     room = Room(2)
     other = threading.Thread(target=agree_on_settings, args=(room.rank(1), MINE))
     other.start()
@@ -88,7 +88,7 @@ def test_another_version_is_refused(payload: bytes) -> None:
         agree_on_settings(LiveReports(1, {}), MINE)
 
 
-def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() -> None:
+def test_hosts_without_a_shared_storage_are_refused_before_the_first_step() -> None:
     room = Room(3)
     roots = [{"file:///ckpt": "a1"}, {"file:///ckpt": "a1"}, {"file:///ckpt": "b2"}]
     raised: dict[int, ConfigError] = {}

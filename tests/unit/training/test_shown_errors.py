@@ -92,7 +92,7 @@ def test_a_frame_that_strata_called_is_the_programs_own(tmp_path: Path, unusable
     assert "Not a directory" in last
 
 
-def test_an_error_of_the_programs_that_led_to_it_is_shown_as_well(tmp_path: Path) -> None:
+def test_the_programs_error_that_caused_a_strata_error_is_shown_too(tmp_path: Path) -> None:
     lines = shown(REFUSES.format(storage=str(tmp_path / "root")), tmp_path)
     lines = lines[lines.index("Traceback (most recent call last):") :]
     assert [line.split(", ")[2] for line in lines if "File" in line] == ["in load_state_dict", "in <module>"]

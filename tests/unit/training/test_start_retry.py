@@ -122,7 +122,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("act", ["__init__", "restore", "texts_of_ranks"])
-def test_a_rank_whose_storage_refuses_at_its_start_waits_and_begins(
+def test_a_rank_whose_storage_refuses_at_startup_waits_and_starts(
     act: str,
     orchestrator: TrainingOrchestrator,
     rank: Waiting,
@@ -149,7 +149,7 @@ def test_a_rank_whose_storage_refuses_at_its_start_waits_and_begins(
     assert "no checkpoint since step 1, 0 s: storage answers 503" in caplog.text
 
 
-def test_what_only_somebody_can_mend_is_raised_at_once(
+def test_a_non_transient_error_at_startup_is_raised_at_once(
     orchestrator: TrainingOrchestrator, rank: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(*_: object, **__: object) -> None:
@@ -161,7 +161,7 @@ def test_what_only_somebody_can_mend_is_raised_at_once(
     assert rank.code == 1
 
 
-def test_after_the_grace_all_ranks_are_asked_to_stop_and_it_leaves_with_75(
+def test_after_the_grace_all_ranks_are_stopped_and_the_rank_exits_with_75(
     orchestrator: TrainingOrchestrator, rank: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orchestrator.config = type(orchestrator.config)(
@@ -180,7 +180,7 @@ def test_after_the_grace_all_ranks_are_asked_to_stop_and_it_leaves_with_75(
     assert "storage answers 503" in request.reason
 
 
-def test_alone_it_waits_and_leaves_with_75_as_well() -> None:
+def test_a_standalone_process_waits_and_exits_with_75_too() -> None:
     start = StartRetry(Alone(world_size=1), grace_s=0.2, preempt_grace_s=1.0)
     refusing = Refusing(2)
     assert start(lambda: refusing(lambda: 7)) == 7
@@ -198,7 +198,7 @@ def test_alone_it_waits_and_leaves_with_75_as_well() -> None:
         (STOP_ACTION_SCALE, False, False),
     ],
 )
-def test_who_is_asked_to_leave_waits_no_longer(
+def test_a_rank_ends_its_wait_only_for_a_notice_to_leave(
     action: StopAction.ValueType,
     others: bool,
     leaves: bool,

@@ -37,7 +37,7 @@ def environment(place: Place, restarts: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     "restore", [None, RestorePoint(step=40, attempt="a", path="file:///c", manifest_digest="d")]
 )
-def test_who_goes_on_in_its_process_finds_what_a_new_one_would(
+def test_a_rank_that_continues_in_process_has_the_environment_of_a_new_one(
     monkeypatch: pytest.MonkeyPatch, restore: RestorePoint | None
 ) -> None:
     before = environment(place(5, restore=RestorePoint(step=20, attempt="b")), restarts=2)
@@ -62,7 +62,7 @@ def test_who_goes_on_in_its_process_finds_what_a_new_one_would(
         assert '"step": "40"' in told[0]  # protobuf's JSON has the number as a string; both forms are read
 
 
-def test_the_world_says_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_world_has_the_address_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     alone = world_of(Room(1).rank(0))

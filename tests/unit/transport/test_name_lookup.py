@@ -33,14 +33,16 @@ class LeaveRequest:
     ("host", "asked"),
     [("10.0.0.7", "::ffff:10.0.0.7"), ("fd00::7", "fd00::7"), ("localhost", None)],
 )
-def test_it_is_asked_for_as_torch_does(host: str, asked: str | None) -> None:
+def test_a_lookup_requests_the_same_name_as_torch(host: str, asked: str | None) -> None:
     service = LeaveRequest()
     assert lookup_s(host, ask=service) < name_lookup.SLOW_S
     assert service.of == [asked] if asked else service.of[0] in {"::1", "::ffff:127.0.0.1"}
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_lookup_is_warned_of_with_or_without_an_answer(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(name_lookup, "SLOW_S", 0.05)
     messages: list[str] = []
     began = time.monotonic()
@@ -52,7 +54,7 @@ def test_a_slow_answer_is_warned_of_and_so_is_none(answers: bool, monkeypatch: p
     assert "RES_OPTIONS" in line
 
 
-def test_a_quick_answer_is_not_spoken_of() -> None:
+def test_a_quick_lookup_gives_no_warning() -> None:
     messages: list[str] = []
     warn_if_slow("10.0.0.7", messages.append, ask=LeaveRequest(answers=False)).join(5.0)
     assert not messages

@@ -7,7 +7,7 @@ from strata.wire.checkpoints import REPORT_CHARS, REPORTS, checkpoint_message, c
 from tests.unit.core.keeping_job import KeptJob
 
 
-def test_what_hosts_say_of_a_copy_is_for_who_asks_and_bounded() -> None:
+def test_corruption_reports_are_sent_on_request_only_and_are_bounded() -> None:
     job = KeptJob(a=1, b=1)
     job.save(40)
     job.damage(40, "host-a", reason="a bit")

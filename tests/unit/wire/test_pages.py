@@ -47,7 +47,7 @@ def test_lists_and_maps_of_lists_are_continued() -> None:
     assert asyncio.run(whole_async(later, request)) == answer
 
 
-def test_what_was_replaced_meanwhile_is_asked_for_anew_and_not_for_ever() -> None:
+def test_a_replaced_answer_is_requested_again_a_limited_number_of_times() -> None:
     refusals = [2]
 
     def ask(request: Any) -> GetAssignmentResponse:

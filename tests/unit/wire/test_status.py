@@ -29,7 +29,7 @@ def over_the_wire(error: StrataError) -> StrataError:
 
 
 @pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.code)
-def test_every_class_has_its_row_and_comes_back_as_itself(cls: type[StrataError]) -> None:
+def test_every_error_class_has_a_status_and_survives_the_wire(cls: type[StrataError]) -> None:
     assert cls in status.STATUS
     back = over_the_wire(cls("what happened", hint="what to do"))
     assert type(back) is cls
@@ -43,7 +43,7 @@ def test_the_missing_ranks_of_a_barrier_come_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "\N{SNOWMAN}" * 5000])
-def test_of_an_error_too_large_for_a_trailer_the_beginning_comes_back(text: str) -> None:
+def test_an_error_too_large_for_a_trailer_is_truncated(text: str) -> None:
     """gRPC refuses metadata of more than 8 KiB. A client would then get that refusal in place of the error."""
     error = BarrierTimeout(text, missing=[f"rank {rank}" for rank in range(2000)], hint=text)
     ((_key, packed),) = status.details(error)
@@ -72,7 +72,7 @@ def test_an_unknown_code_becomes_the_class_of_its_status() -> None:
 
 
 @pytest.mark.parametrize(("retryable", "cls"), [(True, Unavailable), (False, StrataError)])
-def test_an_unknown_code_in_a_message_is_told_by_whether_one_may_retry(
+def test_an_unknown_code_in_a_message_is_classified_by_its_retryable_flag(
     retryable: bool, cls: type[StrataError]
 ) -> None:
     back = unpack(common_pb2.Error(code="FROM_THE_FUTURE", message="m", retryable=retryable))
@@ -136,13 +136,13 @@ def test_grpc_errors_leave_as_ours_and_others_as_they_are() -> None:
         (Code.CANCELLED, "Socket closed", False),
     ],
 )
-def test_what_is_the_end_of_a_connection_and_what_only_a_silence(
+def test_a_closed_connection_is_distinguished_from_a_silent_one(
     code: grpc.StatusCode, text: str, broken: bool
 ) -> None:
     assert status.is_broken_transport(rpc_error(code, text)) is broken
 
 
-def test_an_answer_in_the_words_of_a_broken_connection_is_an_answer() -> None:
+def test_an_error_that_quotes_a_broken_connection_is_still_an_answer() -> None:
     packed = pack(Unavailable("r2: Socket closed")).SerializeToString()
     error = rpc_error(Code.UNAVAILABLE, "r2: Socket closed", strata_error_bin=packed)
     assert not status.is_broken_transport(error)

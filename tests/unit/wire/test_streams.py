@@ -88,7 +88,7 @@ async def test_messages_keep_their_order_both_ways() -> None:
         assert await link.recv() is None
 
 
-async def test_what_was_sent_before_the_end_arrives_and_then_the_error() -> None:
+async def test_messages_sent_before_the_close_arrive_and_then_the_error() -> None:
     async def says_no(link: ServerStream[Up, Down]) -> None:
         await link.recv()
         for number in range(3):
@@ -117,7 +117,7 @@ async def test_a_return_of_the_logic_is_a_clean_end() -> None:
 @pytest.mark.parametrize(
     "failure", [grpc.aio.UsageError("RPC already finished."), asyncio.InvalidStateError()]
 )
-async def test_a_clean_end_that_a_write_meets_first_is_a_clean_end(failure: Exception) -> None:
+async def test_a_write_that_fails_at_a_clean_end_does_not_break_the_link(failure: Exception) -> None:
     """This side sends a tick just as the other side ends the stream, as the other side does when asked to leave."""
     over = asyncio.Event()
 
@@ -203,7 +203,7 @@ async def test_a_vanished_server_is_unavailable() -> None:
         assert link.backlog <= 1
 
 
-async def test_nobody_listening_is_unavailable() -> None:
+async def test_a_closed_port_is_unavailable() -> None:
     async with client("127.0.0.1:9") as link:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
             await link.recv()
@@ -232,7 +232,7 @@ async def test_a_cancelled_reader_is_cancelled() -> None:
                 await link.recv()
 
 
-async def test_a_reader_that_is_too_slow_loses_the_stream_and_is_told(
+async def test_a_slow_reader_loses_the_stream_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "FLUSH_S", 0.2)
@@ -252,7 +252,9 @@ async def test_a_reader_that_is_too_slow_loses_the_stream_and_is_told(
             await drain(link)
 
 
-async def test_what_is_sent_is_owed_until_it_is_written_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sent_message_is_accounted_until_it_is_written_or_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(streams, "FLUSH_S", 0.1)
     window = asyncio.Event()
 
@@ -288,7 +290,7 @@ async def test_what_is_sent_is_owed_until_it_is_written_or_dropped(monkeypatch: 
     assert Account.owed == []
 
 
-async def test_what_a_reader_is_owed_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_backlog_of_a_reader_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "FLUSH_S", 0.2)
     large = Down(arrival_refused=ArrivalRefused(name="x" * 1_000_000))
     owed: list[int] = []

@@ -5,7 +5,7 @@ import { session } from "./session";
 
 const TIMEOUT_MS = 5000;
 
-/** A replica's refusal: `message` is what is wrong, `hint` what to do. Status 0: no replica answered. */
+/** A replica's refusal: `message` states the error, `hint` the remedy. Status 0: no replica answered. */
 export class ApiError extends Error {
   readonly status: number;
   readonly hint: string;
@@ -17,12 +17,12 @@ export class ApiError extends Error {
   }
 }
 
-/** Return what GET of `path` answers at the replica `base` ("" for the one that served the page). */
+/** Return the answer to GET of `path` at the replica `base` ("" for the one that served the page). */
 export async function get<T>(base: string, path: string, signal?: AbortSignal): Promise<T> {
   return (await request(base, path, { signal })) as T;
 }
 
-/** Have an operator's action done, and return the checkpoint as it is then; null if its record is gone. */
+/** Request an operator's action; return the checkpoint after it, or null if its record is deleted. */
 export async function act(
   base: string, job: string, step: number, action: Action, body: Partial<CheckpointAction>,
 ): Promise<Checkpoint | null> {
@@ -45,7 +45,7 @@ export function authorization(base: string): Record<string, string> {
 /**
  * Whether the replica `base` is sent no token, though there is one.
  *
- * A loopback address is the viewer's own host. If the page came through a tunnel, somebody else may listen at the
+ * A loopback address is the viewer's own host. If the page came through a tunnel, another program may listen at the
  * address by which the cluster knows another replica.
  */
 export function withholdsToken(base: string): boolean {
@@ -73,7 +73,7 @@ async function request(base: string, path: string, init: RequestInit): Promise<u
   throw new ApiError(response.status, problem);
 }
 
-/** Return the replica's own words; a proxy in between may have answered something else. */
+/** Return the replica's own texts; a proxy in between may have sent another answer. */
 export async function problemOf(response: Response): Promise<Problem> {
   try {
     const body = (await response.json()) as Partial<Problem>;

@@ -373,7 +373,7 @@ export interface components {
          * @description The cluster as one replica sees it at `revision`.
          */
         Cluster: {
-            /** @description What an operator has to see to, in sentences; empty if nothing. */
+            /** @description Conditions that need an operator, in sentences; empty if none. */
             alarms: string[];
             answered_by: string;
             audit_differences: number;
@@ -534,7 +534,7 @@ export interface components {
         };
         /**
          * Goodput
-         * @description What the wall time of a job went to: the parts sum to `wall_s`.
+         * @description The wall time of a job by cause: the parts sum to `wall_s`.
          */
         Goodput: {
             /** @description The useful part first, then the largest. */
@@ -644,7 +644,7 @@ export interface components {
         };
         /**
          * Me
-         * @description The caller as the replica knows it. `role` is empty if the replica asks nobody who they are.
+         * @description The caller as the replica knows it. `role` is empty if the replica does not authenticate callers.
          */
         Me: {
             cluster: string;
@@ -656,8 +656,8 @@ export interface components {
             replica: string;
             role: string;
             /**
-             * @description Whether a caller without an identity can sign in with a token. False where the cluster asks nobody who they are,
-             *     and where it knows its callers by certificates alone.
+             * @description Whether a caller without an identity can sign in with a token. False if the cluster does not authenticate
+             *     callers, or does so by certificates alone.
              */
             takes_tokens: boolean;
             version: string;
@@ -673,7 +673,7 @@ export interface components {
         };
         /**
          * Notice
-         * @description What the ranks of the current generation are asked for, and how many have stopped.
+         * @description The stop request of the current generation, and how many ranks have stopped.
          */
         Notice: {
             action: string;
@@ -726,7 +726,7 @@ export interface components {
         };
         /**
          * Rank
-         * @description One rank, with the evidence that is fetched while somebody looks at it.
+         * @description One rank, with the evidence that is fetched while a client views it.
          */
         Rank: {
             compute_us: number | null;
@@ -815,7 +815,7 @@ export interface components {
              */
             unreachable: boolean;
             /**
-             * @description When a leader saw that it was gone; None if it is not, or if none has seen it yet.
+             * @description When a leader saw that it was lost; None if it is not, or if no leader has seen it yet.
              * @default null
              */
             unreachable_since_unix_ms: number | null;
@@ -828,7 +828,7 @@ export interface components {
         };
         /**
          * Worker
-         * @description One registered member, and the last of its signs of life.
+         * @description One registered member, and the age of its last heartbeat.
          */
         Worker: {
             /**
@@ -841,7 +841,7 @@ export interface components {
             heartbeat_age_ms: number | null;
             host: string;
             incarnation: number;
-            /** @description It was asked to leave. */
+            /** @description It has a request to leave. */
             leaving: boolean;
             /** @description It has a place in this generation, is not registered any more, and its ranks are not done. */
             lost: boolean;
@@ -1103,7 +1103,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The checkpoint as it is then; null if its record is gone. */
+            /** @description The checkpoint after the action; null if its record was deleted. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1361,7 +1361,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description One rank, with the evidence that is fetched while somebody looks at it. */
+            /** @description One rank, with the evidence that is fetched while a client views it. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1390,7 +1390,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The caller as the replica knows it. `role` is empty if the replica asks nobody who they are. */
+            /** @description The caller as the replica knows it. `role` is empty if the replica does not authenticate callers. */
             200: {
                 headers: {
                     [name: string]: unknown;

@@ -1,4 +1,4 @@
-/** What lasts as long as the browser's tab: the token, and where the replicas are. */
+/** State that lasts as long as the browser's tab: the token, and the replicas' addresses. */
 const TOKEN = "strata.token";
 const REPLICAS = "strata.replicas";
 

@@ -1,7 +1,7 @@
-/** The numbers behind the heat map: each value against the median of all. It judges nobody: findings do. */
+/** The numbers behind the heat map: each value against the median of all. It does not judge ranks: findings do. */
 import type { Heatmap } from "../api/types";
 
-/** Return the median of what was reported; 0 if nothing was. At most `most` values are looked at. */
+/** Return the median of the reported values, or of at most `most` of them; 0 if there are none. */
 export function median(columns: Heatmap["columns"], most = 4000): number {
   const total = columns.reduce((sum, column) => sum + column.length, 0);
   const stride = Math.max(1, Math.floor(total / most));
@@ -17,7 +17,7 @@ export function median(columns: Heatmap["columns"], most = 4000): number {
   return values[values.length >> 1] ?? 0;
 }
 
-/** Steps vary: what is within a tenth of the median is not hot at all. */
+/** Steps vary: a value within a tenth of the median is not hot at all. */
 export const COOL = 1.1;
 export const HOT = 1.7;
 
@@ -27,9 +27,9 @@ export function heat(value: number, middle: number): number {
 }
 
 /**
- * Return one byte of heat for each cell of a picture of `rows` by columns, row by row; 0 means that nothing was reported.
+ * Return one byte of heat for each cell of a picture of `rows` by columns, row by row; 0 means no report.
  *
- * Where ranks outnumber rows, a row shows its slowest rank: a single slow one of a thousand stays in sight.
+ * If ranks outnumber rows, a row shows its slowest rank: a single slow one of a thousand stays in sight.
  */
 export function cells(map: Heatmap, rows: number, middle: number): Uint8Array {
   const width = map.columns.length;

@@ -1,4 +1,4 @@
-/** What a chart says, in numbers: its text alternative. */
+/** A chart's content in numbers: its text alternative. */
 
 export interface Extent {
   readonly last: number | null;

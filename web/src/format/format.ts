@@ -1,10 +1,10 @@
-/** Numbers, sizes and times as people read them. `–` is for what nobody has reported. */
+/** Numbers, sizes and times as people read them. `–` stands for a value that was not reported. */
 
 export const NONE = "–";
 
 type Maybe = number | null | undefined;
 
-/** `1 234`, `12.3 k`, `4.56 M`: at most four digits that say something. */
+/** `1 234`, `12.3 k`, `4.56 M`: at most four significant digits. */
 export function count(value: Maybe): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
   return Math.round(value).toLocaleString("en-US");
@@ -70,7 +70,7 @@ export function duration(ms: Maybe): string {
     .join(" ");
 }
 
-/** How long ago, coarse: ages tick, and what ticks should not flicker. */
+/** How long ago, coarse, so that a changing age does not flicker. */
 export function age(ms: Maybe): string {
   if (ms === null || ms === undefined) return NONE;
   if (ms < 1000) return "< 1 s";

@@ -25,7 +25,7 @@ export function causeWords(cause: string): string {
 }
 
 /**
- * Return the parts of the wall time, which sum to it: what no cause explains is a part of its own.
+ * Return the parts of the wall time, which sum to it: time without a known cause is a part of its own.
  *
  * Rounding of the replica (below 0.05 % of the wall time) goes to no part.
  */

@@ -1,4 +1,4 @@
-/** How a change becomes what is shown: `events` and `history` grow at their end, all else is replaced. */
+/** Apply a change to the shown data: `events` and `history` grow at their end, all else is replaced. */
 import type { Events, History, Series } from "../api/types";
 
 export const MAX_EVENTS = 500;
@@ -13,7 +13,7 @@ export function kindOf(path: string): Kind {
   return /^\/jobs\/[^/]+\/history$/.test(bare) ? "history" : "whole";
 }
 
-/** Return what `path` shows once `body` has arrived after `before`. */
+/** Return the data of `path` once `body` has arrived after `before`. */
 export function merge(path: string, before: unknown, body: unknown): unknown {
   if (before === undefined || before === null) return body;
   switch (kindOf(path)) {
@@ -35,7 +35,7 @@ export function mergeEvents(before: Events, newer: Events): Events {
   return { events: events.slice(0, MAX_EVENTS) };
 }
 
-/** Return the values of both on one time axis: `newer` wins where they overlap, and what nobody has is null. */
+/** Return the values of both on one time axis: `newer` wins where they overlap, and a value that neither has is null. */
 export function mergeHistory(before: History, newer: History): History {
   const interval = newer.interval_ms;
   if (before.interval_ms !== interval) return newer;

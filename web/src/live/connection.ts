@@ -2,8 +2,8 @@
  * The one stream of this page.
  *
  * 1. Components declare the paths they watch; the paths of all mounted components are one stream.
- * 2. A change is written into the query cache, where components find it. GET brings what a path shows first, and
- *    why it shows nothing: the stream has no answer for a job that does not exist.
+ * 2. A change is written into the query cache, where components find it. GET brings a path's first data, or
+ *    the error: the stream has no answer for a job that does not exist.
  * 3. A replica sends something every second. If its stream breaks, or it is silent for SILENCE_MS, the stream goes on at
  *    the next replica of `order`; requests follow it there.
  * 4. An id resumes `events` only. It is sent if the stream it comes from had all of the `events` paths.
@@ -27,7 +27,7 @@ export interface LiveState {
   readonly phase: Phase;
   readonly base: string;
   readonly problem: Problem | null;
-  /** A replica serves this page without a token, or may well: to sign in is a choice, which may be taken back. */
+  /** A replica serves this page without a token, or may do so: signing in is optional, and can be undone. */
   readonly anonymous: boolean;
 }
 
@@ -77,7 +77,7 @@ export class Live {
     };
   }
 
-  /** Return what `path` shows now. What the stream brought meanwhile is newer than the answer. */
+  /** Return the present data of `path`. Data that the stream brought meanwhile is newer than the answer. */
   async fetch(path: string, signal: AbortSignal): Promise<unknown> {
     const writes = this.#writes.get(path);
     const { base } = this.#state;
@@ -93,7 +93,7 @@ export class Live {
     }
   }
 
-  /** Go on with the token that the session has now, or without one. Nothing stays that another caller was shown. */
+  /** Go on with the token that the session has now, or without one. Data shown to another caller is dropped. */
   authorize(): void {
     this.#lastId = "";
     this.#set({ phase: "connecting", problem: null });
@@ -102,13 +102,13 @@ export class Live {
     this.#wake?.();
   }
 
-  /** Show the form that asks for a token, though nobody refused the caller. */
+  /** Show the form for a token, though no replica refused the caller. */
   askForToken(): void {
     this.#set({ phase: "unauthorized", problem: null });
     this.#abort?.abort("reopen");
   }
 
-  /** Forget the token, and go on as anybody. */
+  /** Forget the token, and go on without one. */
   signOut(): void {
     session.forgetToken();
     this.authorize();
@@ -177,7 +177,7 @@ export class Live {
       });
       if (response.status === 401 && !withholdsToken(base)) {
         const { error } = await problemOf(response);
-        if (!abort.signal.aborted) this.#refuse(error); // else the next one says it, in the replica's own words
+        if (!abort.signal.aborted) this.#refuse(error); // else the next GET fails with the replica's own text
         return "reopen";
       }
       if (!response.ok || response.body === null) {
@@ -226,7 +226,7 @@ export class Live {
   async #write(data: string): Promise<void> {
     const { path, body } = JSON.parse(data) as { path: string; body: unknown };
     if (body === null || (typeof body === "object" && "error" in body)) {
-      // what was there is gone: GET says why
+      // the resource was removed: GET returns the error
       void this.#cache.invalidateQueries({ queryKey: [path] });
       return;
     }
@@ -244,7 +244,7 @@ export class Live {
 
   #refuse(error: string): void {
     if (this.#state.phase === "unauthorized") return;
-    // without a token nothing was refused yet, and with one nobody has asked if it goes without
+    // without a token nothing was refused yet; with one it is unknown whether the cluster serves callers without
     const refused = session.token() !== "";
     session.forgetToken();
     this.#set({

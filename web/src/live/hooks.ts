@@ -18,7 +18,7 @@ export function useLiveState(): LiveState {
   return useSyncExternalStore(live.subscribe, () => live.state);
 }
 
-/** Who the caller is. The stream has no such path: what it answers depends on the caller, and changes with the token alone. */
+/** The caller's identity. The stream has no such path: the answer depends on the caller, and changes only with the token. */
 export function useMe(): Me | undefined {
   return useBody<Me>("/me", false).data;
 }
@@ -29,9 +29,9 @@ export interface Resource<T> {
 }
 
 /**
- * Return what GET of `path` answers, kept current by the stream while the component is mounted; null watches nothing.
+ * Return the answer to GET of `path`, kept current by the stream while the component is mounted; null watches nothing.
  *
- * With `keep`, what was shown stays until another path has answered: pages of one list.
+ * With `keep`, the shown data stays until another path has answered: pages of one list.
  */
 export function useResource<T>(path: string | null, options: { keep?: boolean } = {}): Resource<T> {
   const live = useLive();

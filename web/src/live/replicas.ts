@@ -4,9 +4,9 @@ import type { Cluster } from "../api/types";
 /**
  * Return the bases to try, in order, after the stream from `current` broke.
  *
- * A broken connection is tried again at once where it was: a replica may end a stream at any time. A silent replica
+ * A broken connection is tried again at once at the same replica: a replica may end a stream at any time. A silent replica
  * comes last: it accepted the connection and says nothing. The others follow in the order after `current`, so
- * that those who left one replica do not all meet at the same other one.
+ * that the pages of a lost replica do not all connect to the same other one.
  */
 export function order(current: string, known: readonly string[], silent: boolean): string[] {
   const all = known.includes(current) ? known : [current, ...known];

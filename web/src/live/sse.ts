@@ -6,7 +6,7 @@ export interface SseEvent {
   readonly id: string;
 }
 
-/** Splits a stream into events. Comments are dropped: that bytes arrived is what they are for. */
+/** Splits a stream into events. Comments are dropped: they only show that bytes arrive. */
 export class SseParser {
   #pending: string[] = [];
   #event = "";

@@ -1,4 +1,4 @@
-/** A page that nobody sees holds no stream: neither a tab in the background nor one that the browser keeps for "back". */
+/** A hidden page holds no stream: neither a tab in the background nor one that the browser keeps for "back". */
 import type { Live } from "./connection";
 
 const HIDDEN_MS = 20_000;

@@ -1,10 +1,10 @@
-/** What the header says of the caller. */
+/** The header's text on the caller. */
 import type { Me } from "../api/types";
 
 /**
- * Whether the caller can sign in, or out of what was signed in here; null: neither.
+ * Whether the caller can sign in, or can sign out here; null: neither.
  *
- * A cluster that takes no tokens asks nobody, or knows its callers by certificates, which no page can take away.
+ * A cluster without tokens checks no caller, or knows its callers by certificates, which a page cannot remove.
  */
 export function signing(me: Pick<Me, "identity" | "takes_tokens"> | undefined, hasToken: boolean): "in" | "out" | null {
   if (hasToken) return "out";

@@ -40,7 +40,7 @@ export function Header() {
             <Link key={to} to={to} aria-current={section === to ? "page" : undefined}
               className="text-soft hover:text-ink aria-[current]:font-medium aria-[current]:text-ink">
               {name}
-              {to === "/cluster" && alarms > 0 && <span className="ml-1 text-warn" title={cluster?.alarms.join("\n")}>▲<span className="sr-only"> {alarms} to see to</span></span>}
+              {to === "/cluster" && alarms > 0 && <span className="ml-1 text-warn" title={cluster?.alarms.join("\n")}>▲<span className="sr-only"> {alarms} to resolve</span></span>}
             </Link>
           ))}
         </nav>

@@ -6,7 +6,7 @@ import { Dot } from "../ui/tone";
 
 const OLD_MS = 3000;
 
-/** Whether what is shown is current, and which replica it comes from. */
+/** Whether the shown data is current, and the replica that it comes from. */
 export function LiveBadge({ replica }: { replica: string }) {
   const live = useLive();
   const { phase, problem } = useLiveState();

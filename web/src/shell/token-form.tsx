@@ -16,7 +16,7 @@ export function TokenForm() {
   return (
     <form onSubmit={submit} className="mx-auto mt-10 grid max-w-sm gap-3">
       <PageTitle title="Sign in" />
-      <p className="text-soft">{anonymous ? "Anybody on this host may look. To change something, sign in with an operator's token." : "This cluster asks who you are."} The token is kept in this tab and is forgotten with it.</p>
+      <p className="text-soft">{anonymous ? "Every user of this host may read. To change something, sign in with an operator's token." : "This cluster requires a sign-in."} The token is kept in this tab and is forgotten with it.</p>
       {problem && <p role="alert" className="text-bad">{problem.error}</p>}
       <label className="grid gap-1">
         Token

@@ -1,7 +1,7 @@
 import { Component, type ReactNode } from "react";
 import { Failure } from "./states";
 
-/** Shows in words what broke a part of the page; the rest stays. */
+/** Shows the error of a broken part of the page; the rest stays. */
 export class Boundary extends Component<{ children: ReactNode }, { error: Error | null }> {
   override state: { error: Error | null } = { error: null };
 

@@ -1,4 +1,4 @@
-/** Columns, and rows in the order that the reader asked for: TanStack Table behind one small interface. */
+/** Columns, and rows in the order that the reader chose: TanStack Table behind one small interface. */
 import {
   createSortedRowModel, rowSortingFeature, sortFn_basic, tableFeatures, useTable,
   type ColumnDef, type SortingState,
@@ -8,13 +8,13 @@ import { useMemo, useState, type ReactNode } from "react";
 export interface Column<T> {
   readonly id: string;
   readonly header: string;
-  /** What the header means, where a word is not enough. */
+  /** The header's meaning, if a word is not enough. */
   readonly title?: string;
   readonly cell: (row: T) => ReactNode;
-  /** What the column is sorted by; null comes last. Without it the column is not sortable. */
+  /** The value that the column is sorted by; null comes last. Without it the column is not sortable. */
   readonly by?: (row: T) => number | string | null;
   readonly align?: "right";
-  /** Its text may take several lines, and it takes the room that is left; `fill` takes the room only. */
+  /** Its text may take several lines, and it takes the space that is left; `fill` takes the space only. */
   readonly wrap?: boolean;
   readonly fill?: boolean;
   /** Of a grid: its track. */

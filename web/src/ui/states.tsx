@@ -1,7 +1,7 @@
 import type { ReactNode } from "react";
 import type { Resource } from "../live/hooks";
 
-/** Why there is nothing here, and what would change that. */
+/** Why this part is empty, and what would fill it. */
 export function Empty({ children }: { children: ReactNode }) {
   return <p className="rounded-md bg-raised px-3 py-2.5 text-soft">{children}</p>;
 }
@@ -15,7 +15,7 @@ export function Failure({ error }: { error: { message: string; hint: string } })
   );
 }
 
-/** Show what a resource holds; while there is nothing, say why. What is gone is not shown any longer. */
+/** Show a resource's data; without data, the reason. Data of a removed resource is not shown any longer. */
 export function Loaded<T>({ of, children }: { of: Resource<T>; children: (data: T) => ReactNode }) {
   if (of.error !== null && (of.data === undefined || of.error.status === 404 || of.error.status === 403)) {
     return <Failure error={of.error} />;

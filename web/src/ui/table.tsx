@@ -2,7 +2,7 @@ import type { SortingState } from "@tanstack/react-table";
 import { SortButton } from "./sort-button";
 import { useSorted, type Column } from "./sorting";
 
-/** A table of a few rows. It scrolls by itself where it is wider than the page. */
+/** A table of a few rows. It scrolls by itself if it is wider than the page. */
 export function Table<T extends object>({ label, columns, rows, keyOf, sort, fixed = false }: {
   label: string; columns: readonly Column<T>[]; rows: readonly T[]; keyOf: (row: T) => string; sort?: SortingState; fixed?: boolean;
 }) {

@@ -1,4 +1,4 @@
-/** Light or dark: what the system says, until the reader chooses. */
+/** Light or dark: the system's setting, until the reader chooses. */
 import { useSyncExternalStore } from "react";
 
 export type Choice = "system" | "light" | "dark";

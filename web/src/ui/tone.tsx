@@ -19,7 +19,7 @@ export function State({ tone, children }: { tone: Tone; children: React.ReactNod
   );
 }
 
-/** A sentence that somebody has to read. */
+/** A sentence that needs attention. */
 export function Note({ tone, children }: { tone: Tone; children: React.ReactNode }) {
   return <div className={`rounded-md border-l-3 px-3 py-1.5 ${GROUND[tone]}`}>{children}</div>;
 }
@@ -39,7 +39,7 @@ export function toneOfPhase(phase: string): Tone {
   }
 }
 
-/** A job goes on with slow ranks and with saves that are held; all else that a finding tells stops it, or is not to be trusted. */
+/** A job goes on with slow ranks and with held saves; every other finding stops it, or casts doubt on its data. */
 export function toneOfFinding(kind: string): Tone {
   return kind === "slow" || kind === "held" ? "warn" : "bad";
 }

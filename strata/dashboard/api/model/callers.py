@@ -15,7 +15,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """The caller as the replica knows it. `role` is empty if the replica asks nobody who they are."""
+    """The caller as the replica knows it. `role` is empty if the replica does not authenticate callers."""
 
     identity: str
     role: str
@@ -24,8 +24,8 @@ class Me:
     may_operate: bool
     """Whether the caller may pin, tag, fork and delete checkpoints here."""
     takes_tokens: bool
-    """Whether a caller without an identity can sign in with a token. False where the cluster asks nobody who they are,
-    and where it knows its callers by certificates alone."""
+    """Whether a caller without an identity can sign in with a token. False if the cluster does not authenticate
+    callers, or does so by certificates alone."""
     cluster: str
     replica: str
     version: str

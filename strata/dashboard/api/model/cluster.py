@@ -22,7 +22,7 @@ class Replica:
     unreachable: bool = False
     """It was registered, and is not any more."""
     unreachable_since_unix_ms: int | None = None
-    """When a leader saw that it was gone; None if it is not, or if none has seen it yet."""
+    """When a leader saw that it was lost; None if it is not, or if no leader has seen it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Cluster:
     etcd_silence_ms: int
     audit_differences: int
     alarms: tuple[str, ...]
-    """What an operator has to see to, in sentences; empty if nothing."""
+    """Conditions that need an operator, in sentences; empty if none."""
     replicas: tuple[Replica, ...]
     etcd: tuple[EtcdMember, ...]
     jobs_total: int

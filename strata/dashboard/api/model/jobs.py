@@ -82,7 +82,7 @@ class GoodputPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """What the wall time of a job went to: the parts sum to `wall_s`."""
+    """The wall time of a job by cause: the parts sum to `wall_s`."""
 
     wall_s: float
     ratio: float
@@ -92,7 +92,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What the ranks of the current generation are asked for, and how many have stopped."""
+    """The stop request of the current generation, and how many ranks have stopped."""
 
     action: str
     reason: str

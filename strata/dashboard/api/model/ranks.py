@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One registered member, and the last of its signs of life."""
+    """One registered member, and the age of its last heartbeat."""
 
     worker_id: str
     incarnation: int
@@ -20,7 +20,7 @@ class Worker:
     lost: bool
     """It has a place in this generation, is not registered any more, and its ranks are not done."""
     leaving: bool
-    """It was asked to leave."""
+    """It has a request to leave."""
     heartbeat_age_ms: int | None
     done: bool = False
     """All its ranks are done."""
@@ -90,7 +90,7 @@ class RankLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank, with the evidence that is fetched while somebody looks at it."""
+    """One rank, with the evidence that is fetched while a client views it."""
 
     rank: int
     worker_id: str

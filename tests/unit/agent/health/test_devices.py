@@ -79,7 +79,7 @@ def test_a_device_is_read_in_full(host: Host) -> None:
     assert not reading.lost
 
 
-def test_what_a_device_does_not_offer_is_absent(host: Host) -> None:
+def test_values_that_a_device_does_not_offer_are_absent(host: Host) -> None:
     host.has({"name": "T4"})
     reader = host.reader()
     (reading,) = reader.read()
@@ -89,7 +89,7 @@ def test_what_a_device_does_not_offer_is_absent(host: Host) -> None:
     assert not reading.needs_reset
 
 
-def test_xids_are_those_since_the_start_of_the_device_that_had_them(host: Host) -> None:
+def test_each_device_reports_its_own_xids_since_the_reader_opened(host: Host) -> None:
     host.has({**WELL, "xids": [13]}, WELL)
     reader = host.reader()
     assert [each.xids for each in reader.read()] == [(), ()]
@@ -111,7 +111,7 @@ def test_a_device_that_becomes_hot_is_read_at_once(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("error", "says"), [(LOST, "lost"), (RESET, "needs_reset")])
-def test_a_device_that_is_gone_says_so_with_every_call(host: Host, error: int, says: str) -> None:
+def test_a_failed_device_is_reported_as_lost_or_in_need_of_a_reset(host: Host, error: int, says: str) -> None:
     host.has(WELL, WELL)
     reader = host.reader()
     host.has(WELL, {**WELL, "error": error})
@@ -121,7 +121,7 @@ def test_a_device_that_is_gone_says_so_with_every_call(host: Host, error: int, s
     assert sick.uuid == "GPU-a", "what was known of it still names it"
 
 
-def test_a_device_that_was_lost_before_is_named_all_the_same(host: Host) -> None:
+def test_a_device_lost_before_the_start_is_reported(host: Host) -> None:
     host.has(WELL, {"handle_error": LOST})
     assert [each.lost for each in host.reader().read()] == [False, True]
 
@@ -133,7 +133,7 @@ def test_only_visible_devices_are_read(host: Host) -> None:
         host.reader("")
 
 
-async def test_a_host_without_a_driver_has_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_without_a_driver_has_no_devices(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await open_devices(None) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert await open_devices(None) is None, "and so has one without the library"
@@ -184,7 +184,7 @@ async def watched(host: Host, **health: Any) -> AsyncIterator[LiveReports]:
         yield reports
 
 
-async def test_a_fatal_error_drains_the_member_and_is_told_at_once(host: Host) -> None:
+async def test_a_fatal_error_drains_the_member_and_is_reported_at_once(host: Host) -> None:
     host.has(WELL, WELL)
     async with watched(host) as reports:
         await reports.until(lambda: reports.devices_)
@@ -201,7 +201,7 @@ async def test_a_fatal_error_drains_the_member_and_is_told_at_once(host: Host) -
         assert len(reports.asked) == 1, "once for all readings"
 
 
-async def test_a_drain_is_asked_for_until_somebody_hears_it(
+async def test_a_drain_is_requested_until_a_coordinator_accepts_it(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "AGAIN_S", 0.05)
@@ -214,7 +214,9 @@ async def test_a_drain_is_asked_for_until_somebody_hears_it(
 
 
 @pytest.mark.parametrize("health", [{"drain_on_fault": False}, {"ignored_xids": ("79",)}])
-async def test_nobody_is_drained_who_does_not_want_it(host: Host, health: dict[str, Any]) -> None:
+async def test_no_member_is_drained_if_its_configuration_excludes_it(
+    host: Host, health: dict[str, Any]
+) -> None:
     host.has(WELL)
     async with watched(host, **health) as reports:
         await reports.until(lambda: reports.devices_)
@@ -226,14 +228,14 @@ async def test_nobody_is_drained_who_does_not_want_it(host: Host, health: dict[s
 async def test_a_node_with_a_sick_device_does_not_join(host: Host, tmp_path: Path) -> None:
     host.has(WELL, {"handle_error": LOST})
     config = HealthConfig(traces=str(tmp_path))
-    with pytest.raises(Refused, match="device 1 of this node is not to be trained on"):
+    with pytest.raises(Refused, match="device 1 of this node cannot be used"):
         await prepare_devices(config, "j", {})
     devices = await prepare_devices(HealthConfig(traces=str(tmp_path), drain_on_fault=False), "j", {})
     assert devices is not None
     devices.thread.stop()
 
 
-async def test_ranks_record_their_communication_where_there_are_devices(host: Host, tmp_path: Path) -> None:
+async def test_ranks_record_their_collectives_on_a_host_with_devices(host: Host, tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     config = HealthConfig(traces=str(tmp_path / "traces"))
     assert await prepare_devices(config, "j", environment) is None
@@ -260,7 +262,7 @@ async def test_a_driver_that_hangs_holds_up_nothing(host: Host) -> None:
         thread.stop()
 
 
-async def test_what_fails_in_the_thread_is_raised_where_it_was_asked_for() -> None:
+async def test_an_error_in_the_device_thread_is_raised_at_the_caller() -> None:
     thread = DeviceThread()
     try:
         with pytest.raises(ZeroDivisionError):
@@ -270,7 +272,7 @@ async def test_what_fails_in_the_thread_is_raised_where_it_was_asked_for() -> No
         thread.stop()
 
 
-async def test_a_watch_says_each_fault_once(host: Host) -> None:
+async def test_a_watch_reports_each_fault_once(host: Host) -> None:
     host.has({**WELL, "error": LOST})
     faults: list[str] = []
     reports = LiveReports()

@@ -152,7 +152,7 @@ def open_files() -> int:
 @pytest.mark.parametrize(
     ("detect_s", "stopped_s"), [(1.0, 0.7), pytest.param(5.0, 4.0, marks=pytest.mark.slow)]
 )
-async def test_a_process_that_goes_on_in_time_is_alive(
+async def test_a_process_resumed_within_detect_s_is_alive(
     start: Start, detect_s: float, stopped_s: float
 ) -> None:
     rank = start(*SLEEPS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from strata.agent.health.traces import FILE_VARIABLES, PIPE_VARIABLE, collect_trace, trace_environment
 
 
-def test_ranks_are_told_where_to_write_unless_the_user_said_it(tmp_path: Path) -> None:
+def test_ranks_get_trace_paths_unless_the_user_sets_them(tmp_path: Path) -> None:
     given = trace_environment(tmp_path, {})
     assert {given[name] for name in FILE_VARIABLES} == {str(tmp_path / "nccl_trace_rank_")}
     assert given[PIPE_VARIABLE].startswith(str(tmp_path))
@@ -19,7 +19,7 @@ def test_ranks_are_told_where_to_write_unless_the_user_said_it(tmp_path: Path) -
     assert not mine.keys() & changed.keys()
 
 
-async def test_there_is_none_where_nothing_records(tmp_path: Path) -> None:
+async def test_no_trace_is_collected_if_no_rank_records_one(tmp_path: Path) -> None:
     assert await collect_trace({}, 0) is None
     assert await collect_trace(trace_environment(tmp_path, {}), 0) is None
     pipe = tmp_path / "nccl_pipe_rank_0.pipe"
@@ -28,7 +28,7 @@ async def test_there_is_none_where_nothing_records(tmp_path: Path) -> None:
     assert not (tmp_path / "nccl_pipe_rank_1.pipe").exists()
 
 
-async def test_what_was_written_before_is_found(tmp_path: Path) -> None:
+async def test_a_trace_written_before_the_request_is_found(tmp_path: Path) -> None:
     (tmp_path / "nccl_trace_rank_3").write_bytes(b"x" * 100)
     found = await collect_trace(trace_environment(tmp_path, {}), 3)
     assert found == (tmp_path / "nccl_trace_rank_3", 100)

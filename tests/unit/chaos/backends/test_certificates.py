@@ -24,7 +24,7 @@ def certificates(tmp_path: Path) -> RunCertificates:
     )
 
 
-def test_everybody_has_a_certificate_of_its_own(certificates: RunCertificates) -> None:
+def test_every_process_has_its_own_certificate(certificates: RunCertificates) -> None:
     roles = {
         path.parent.name: found.identity.role
         for path in certificates.folder.glob("*/cert.pem")
@@ -86,7 +86,7 @@ def test_a_client_shows_the_certificate_of_its_worker(
     assert (shown(None), shown(0)) == ("barriers-1-founder", "barriers-1-0")
 
 
-def test_every_worker_of_a_scenario_is_known() -> None:
+def test_every_worker_of_a_scenario_is_listed() -> None:
     scenario = Scenario(
         name="s",
         title="t",

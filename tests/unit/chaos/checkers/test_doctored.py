@@ -119,7 +119,7 @@ def a_dead_incarnation_acks(story: Story, _storage: Path) -> None:
     edit(story.events(f"{SLOT_20}/a2/acks/{number(1)}")[0], incarnation=99)
 
 
-@breaks("registry/told-incarnation")
+@breaks("registry/reported-incarnation")
 def anothers_incarnation(story: Story, _storage: Path) -> None:
     story.lines("member.join")[-1]["result"]["incarnation"] = 4
 
@@ -173,7 +173,7 @@ def a_chunk_changes_later(story: Story, _storage: Path) -> None:
     story.txn((chunk["key"], {"members": json.loads(chunk["value"])["members"]}))
 
 
-@breaks("worlds/told-places")
+@breaks("worlds/reported-places")
 def a_rank_that_is_anothers(story: Story, _storage: Path) -> None:
     story.lines("member.rejoin")[0]["result"]["rank"] = 1
 
@@ -252,18 +252,18 @@ def an_arrival_counts_twice(story: Story, _storage: Path) -> None:
     edit(story.events(OUTCOME_2)[0], payloads=first["payloads"])
 
 
-@breaks("barriers/told-alike")
+@breaks("barriers/release-matches-etcd")
 def another_payload_is_told(story: Story, _storage: Path) -> None:
     ended = next(line for line in story.lines("barrier") if line["outcome"] == "ok")
     ended["result"]["payloads"]["1"] = "AAAA"
 
 
-@breaks("barriers/told-alike")
+@breaks("barriers/release-matches-etcd")
 def a_release_that_etcd_does_not_have(story: Story, _storage: Path) -> None:
     edit(story.events(OUTCOME_2)[0], result="timed_out", payloads={})
 
 
-@breaks("barriers/told-ends")
+@breaks("barriers/outcome-matches-etcd")
 def told_that_it_timed_out_though_it_was_released(story: Story, _storage: Path) -> None:
     ended = next(line for line in story.lines("barrier") if line["outcome"] == "ok")
     ended.update(outcome="fail", result={}, error={"type": "BarrierTimeout", "message": "late"})
@@ -420,7 +420,7 @@ RULES = [
 CASES = [(rule, doctor) for rule, doctors in DOCTORS.items() for doctor in doctors]
 
 
-def test_the_good_run_passes_and_every_rule_judged_something(tmp_path: Path) -> None:
+def test_the_good_run_passes_and_exercises_every_rule(tmp_path: Path) -> None:
     verdict = judge(good_run(tmp_path / "storage").write(tmp_path))
     assert verdict.result is Result.PASS, verdict.summary()
     assert not [rule for rule in verdict.unjudged if not rule.startswith("restores/")]
@@ -452,7 +452,9 @@ def test_a_member_that_a_fault_touched_may_be_removed(targets: list[str], tmp_pa
 
 
 @pytest.mark.parametrize(("later_s", "result"), [(0.2, Result.PASS), (5.0, Result.VIOLATION)])
-def test_a_join_that_was_given_up_takes_its_key_back(later_s: float, result: Result, tmp_path: Path) -> None:
+def test_an_abandoned_join_may_remove_its_key_for_a_short_time_only(
+    later_s: float, result: Result, tmp_path: Path
+) -> None:
     story = good_run(tmp_path / "storage")
     story.line("c.w1", 12, "member.join", args={"worker": "w1", "job": "j"}, outcome="unknown")
     story.t += later_s
@@ -472,7 +474,9 @@ def test_a_fault_may_keep_a_stream_silent(begin_s: float, held_s: float, tmp_pat
 
 
 @pytest.mark.parametrize(("later_s", "result"), [(2.0, Result.PASS), (17.0, Result.VIOLATION)])
-def test_a_reader_that_died_is_silent_from_then_on(later_s: float, result: Result, tmp_path: Path) -> None:
+def test_the_silence_of_a_stream_counts_only_until_its_reader_dies(
+    later_s: float, result: Result, tmp_path: Path
+) -> None:
     story = good_run(tmp_path / "storage")
     last_t = story.lines("watch.message")[-1]["t0"]
     doctors_of_watches.a_stream_falls_silent(story, tmp_path)
@@ -483,7 +487,7 @@ def test_a_reader_that_died_is_silent_from_then_on(later_s: float, result: Resul
     assert verdict.result is result, verdict.summary()
 
 
-def test_what_a_stream_owes_after_the_run_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_stream_owes_no_messages_after_the_run(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     last_t = story.lines("watch.message")[-1]["t0"]
     doctors_of_watches.a_stream_falls_silent(story, tmp_path)

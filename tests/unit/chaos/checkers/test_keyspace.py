@@ -18,7 +18,7 @@ def test_every_example_of_the_page_is_known() -> None:
         assert parse_value(value) is not None, key
 
 
-def test_another_key_is_not() -> None:
+def test_a_key_outside_of_the_keyspace_is_unknown() -> None:
     for key in (
         "/strata/v1/c/jobs/j/worlds/1/halted/2",
         "/strata/v1/c/jobs/j/histories/1",

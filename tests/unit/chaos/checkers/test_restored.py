@@ -90,7 +90,7 @@ def a_cluster_of_its_own_on_wiped_disks(story: Story, _storage: Path) -> None:
     story.txn((f"{ROOT}uid", {"uid": "fresh"}))
 
 
-@breaks("restores/told-restored", restored=True)
+@breaks("restores/restore-is-reported", restored=True)
 def a_client_is_told_of_another_cluster(story: Story, _storage: Path) -> None:
     args = {"worker": "w0", "job": "j", "after": 2}
     story.t += 1
@@ -117,12 +117,12 @@ def a_read_of_another_leader(story: Story, _storage: Path) -> None:
     story.lines("observer.sample")[-1]["result"]["epoch"] = 1
 
 
-@breaks("registry/told-incarnation", restored=True)
+@breaks("registry/reported-incarnation", restored=True)
 def an_incarnation_of_the_life_before(story: Story, _storage: Path) -> None:
     told_of(story, "u.1")[0]["result"]["incarnation"] = 4
 
 
-@breaks("worlds/told-places", restored=True)
+@breaks("worlds/reported-places", restored=True)
 def a_place_in_a_world_of_the_life_before(story: Story, _storage: Path) -> None:
     told_of(story, "u.1")[0]["result"]["uid"] = "u"
 
@@ -203,7 +203,7 @@ def _older_snapshot(story: Story) -> Line:
     return {**args, "payload": "c2xpcA=="}
 
 
-@breaks("barriers/told-alike", restored=True)
+@breaks("barriers/release-matches-etcd", restored=True)
 def a_release_that_slipped_into_an_older_snapshot_is_told_of(story: Story, _storage: Path) -> None:
     args = _older_snapshot(story)
     story.line("c.w0", 14, "barrier", args=args, result={"payloads": {"0": "c2xpcA=="}})
@@ -232,7 +232,7 @@ def test_a_doctored_restore_is_rejected_with_its_lines(rule: str, doctor: Doctor
     assert all(v.message and v.evidence and all("{" in line for line in v.evidence) for v in found)
 
 
-def test_a_commit_that_nobody_was_told_of_may_be_missing(tmp_path: Path) -> None:
+def test_a_commit_that_no_client_learned_of_may_be_missing(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     a_restored_commit_is_only_prepared(story, tmp_path)
     story.drop(
@@ -245,7 +245,7 @@ def test_a_commit_that_nobody_was_told_of_may_be_missing(tmp_path: Path) -> None
     assert not [v for v in verdict.violations if v.checker == "restores"], verdict.summary()
 
 
-def test_while_etcd_is_lost_a_client_may_be_told_so(tmp_path: Path) -> None:
+def test_while_etcd_is_lost_a_client_call_may_end_in_cluster_replaced(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     lost_t = story.lines("fault.inject")[0]["t1"]
     story.line("c.w0", 14, "member.heartbeat", args={}, outcome="unknown", error="ClusterReplaced", t=lost_t)
@@ -253,7 +253,7 @@ def test_while_etcd_is_lost_a_client_may_be_told_so(tmp_path: Path) -> None:
     assert verdict.result is Result.PASS, verdict.summary()
 
 
-def test_what_was_under_way_may_slip_into_an_older_snapshot_if_nobody_hears(tmp_path: Path) -> None:
+def test_an_unacknowledged_barrier_may_be_released_in_an_older_snapshot(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     args = _older_snapshot(story)
     story.line("c.w0", 14, "barrier", args=args, outcome="unknown", error="ClusterRestored")
@@ -261,7 +261,7 @@ def test_what_was_under_way_may_slip_into_an_older_snapshot_if_nobody_hears(tmp_
     assert verdict.result is Result.PASS, verdict.summary()
 
 
-def test_a_call_that_was_under_way_may_be_told_of_the_loss_later(tmp_path: Path) -> None:
+def test_a_call_in_flight_may_report_the_loss_later(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     lost_t = story.lines("fault.inject")[0]["t1"]
     line = story.line("c.w0", 14, "member.heartbeat", args={}, outcome="unknown", error="ClusterReplaced")
@@ -270,7 +270,7 @@ def test_a_call_that_was_under_way_may_be_told_of_the_loss_later(tmp_path: Path)
     assert verdict.result is Result.PASS, verdict.summary()
 
 
-def test_a_life_without_a_record_makes_it_unknown(tmp_path: Path) -> None:
+def test_an_etcd_life_without_an_observer_makes_the_verdict_unknown(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     story.lines("observer.started")[0]["args"]["life"] = 3
     verdict = judge(story.write(tmp_path))
@@ -278,7 +278,7 @@ def test_a_life_without_a_record_makes_it_unknown(tmp_path: Path) -> None:
     assert "2 observers recorded, of etcd's lives [1, 3]; each life has one" in verdict.uncertainties
 
 
-def test_an_observer_that_did_not_catch_up_before_the_loss_makes_it_unknown(tmp_path: Path) -> None:
+def test_an_observer_that_lags_at_the_loss_makes_the_verdict_unknown(tmp_path: Path) -> None:
     story = restored_run(tmp_path / "storage")
     story.lines("observer.ended")[0]["args"]["complete"] = False
     assert judge(story.write(tmp_path)).result is Result.UNKNOWN

@@ -31,7 +31,7 @@ def test_a_command_has_help_an_example_and_is_on_the_page(name: str) -> None:
     assert f"strata-chaos {name}" in PAGE
 
 
-def test_what_the_page_tells_to_type_exists() -> None:
+def test_options_in_the_pages_examples_exist() -> None:
     (block,) = re.findall(r"```sh\n(strata-chaos .*?)```", PAGE, re.DOTALL)
     for line in block.splitlines():
         _program, name, *words = shlex.split(line)
@@ -63,13 +63,13 @@ def test_a_plan_is_printed_and_nothing_runs(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_rounds_are_seeds_one_after_the_other() -> None:
+def test_rounds_run_consecutive_seeds() -> None:
     words = ("run", "--scenario", "mixed", "--backend", "process", "--plan")
 
     assert shown(*words, "--seed", "4", "--rounds", "3") == shown(*words, "--seeds", "4-6")
 
 
-def test_the_list_has_everything() -> None:
+def test_list_shows_all_scenarios_faults_and_backends() -> None:
     output, body = shown("list"), json.loads(shown("list", "--json"))
 
     for name in [path.stem for path in scenario.shipped()] + list(faults.ALL):
@@ -91,11 +91,11 @@ def test_a_duration_that_makes_no_sense_is_refused_at_once(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", [3]), ("1-4", [1, 2, 3, 4]), ("2,5-6", [2, 5, 6])])
-def test_seeds(text: str, seeds: list[int]) -> None:
+def test_seeds_are_parsed_from_lists_and_ranges(text: str, seeds: list[int]) -> None:
     assert _seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "4-2", "1,,2", "1-1000000000000"])
-def test_what_is_no_seed_is_refused(text: str) -> None:
+def test_an_invalid_seed_range_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--seeds"):
         _seeds(text)

@@ -115,7 +115,7 @@ def rig(tmp_path: Path) -> Callable[[], Rig]:
 
 
 @in_virtual_time()
-async def test_a_fault_is_injected_at_its_time_and_healed_after_its_own(rig: Callable[[], Rig]) -> None:
+async def test_a_fault_is_injected_at_its_time_and_healed_after_its_duration(rig: Callable[[], Rig]) -> None:
     it = rig()
     fault = it.fault("f", effects=(False, True))
 
@@ -130,7 +130,7 @@ async def test_a_fault_is_injected_at_its_time_and_healed_after_its_own(rig: Cal
 
 
 @in_virtual_time()
-async def test_an_effect_once_seen_was_there(rig: Callable[[], Rig]) -> None:
+async def test_a_fault_counts_as_effective_once_its_effect_is_seen(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("f", effects=(True, False))
 
@@ -151,7 +151,7 @@ async def test_the_same_choice_hits_the_same_target(rig: Callable[[], Rig]) -> N
 
 
 @in_virtual_time()
-async def test_barriers_that_went_on_are_told_from_those_that_waited(rig: Callable[[], Rig]) -> None:
+async def test_barriers_that_continued_are_distinguished_from_stopped_ones(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("harmless")
     it.fault("stopping", stops=True)
@@ -167,7 +167,7 @@ async def test_barriers_that_went_on_are_told_from_those_that_waited(rig: Callab
 
 
 @in_virtual_time()
-async def test_a_new_epoch_is_timed(rig: Callable[[], Rig]) -> None:
+async def test_the_time_until_a_new_leader_epoch_is_measured(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("f")
     running = asyncio.create_task(it.nemesis.run([planned("f", 1, 5)]))
@@ -182,7 +182,7 @@ async def test_a_new_epoch_is_timed(rig: Callable[[], Rig]) -> None:
 
 
 @in_virtual_time()
-async def test_who_finds_no_target_is_passed_over(rig: Callable[[], Rig]) -> None:
+async def test_a_fault_without_a_target_or_with_a_failed_injection_is_skipped(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("none").refusal = NoTarget("all are broken already")
     it.fault("broken").refusal = Unavailable("iptables does not answer")
@@ -197,7 +197,7 @@ async def test_who_finds_no_target_is_passed_over(rig: Callable[[], Rig]) -> Non
 
 
 @in_virtual_time()
-async def test_a_fault_of_the_script_waits_a_while_for_its_target(rig: Callable[[], Rig]) -> None:
+async def test_a_scripted_fault_waits_for_its_target(rig: Callable[[], Rig]) -> None:
     it = rig()
     fault = it.fault("f")
     fault.refusal = NoTarget("etcd is electing")
@@ -212,7 +212,7 @@ async def test_a_fault_of_the_script_waits_a_while_for_its_target(rig: Callable[
 
 
 @in_virtual_time()
-async def test_what_is_not_well_in_time_is_a_finding(rig: Callable[[], Rig]) -> None:
+async def test_a_cluster_that_is_not_healthy_in_time_is_a_finding(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("f")
     it.world.wrong = ["coordinator-1 is not ready"]
@@ -225,7 +225,7 @@ async def test_what_is_not_well_in_time_is_a_finding(rig: Callable[[], Rig]) -> 
 
 
 @in_virtual_time()
-async def test_a_fault_that_comes_before_all_is_well_ends_the_wait(rig: Callable[[], Rig]) -> None:
+async def test_the_next_fault_before_recovery_ends_the_wait(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("f")
     it.world.wrong = ["coordinator-1 is not ready"]
@@ -237,7 +237,7 @@ async def test_a_fault_that_comes_before_all_is_well_ends_the_wait(rig: Callable
 
 @pytest.mark.parametrize("slow_s", [0.0, 3.0], ids=["held", "being injected"])
 @in_virtual_time()
-async def test_told_to_stop_it_heals_first(rig: Callable[[], Rig], slow_s: float) -> None:
+async def test_a_cancelled_nemesis_heals_first(rig: Callable[[], Rig], slow_s: float) -> None:
     it = rig()
     fault = it.fault("f")
     fault.slow_s = slow_s
@@ -252,7 +252,7 @@ async def test_told_to_stop_it_heals_first(rig: Callable[[], Rig], slow_s: float
 
 
 @in_virtual_time()
-async def test_a_look_that_fails_does_not_keep_it_from_healing(rig: Callable[[], Rig]) -> None:
+async def test_a_failed_check_does_not_keep_the_nemesis_from_healing(rig: Callable[[], Rig]) -> None:
     it = rig()
     fault = it.fault("f")
     fault.effects = []

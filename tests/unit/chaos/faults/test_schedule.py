@@ -37,20 +37,20 @@ def test_a_script_is_carried_out_as_it_is_written() -> None:
     assert all(p.required for p in planned)
 
 
-def test_what_has_no_room_is_left_out_and_nothing_at_all_is_refused() -> None:
+def test_scripted_faults_that_do_not_fit_are_skipped_and_an_empty_plan_is_refused() -> None:
     late = ScriptedFault(name="kill-leader", at_s=50, hold_s=20)
 
     assert [p.at_s for p in made(late, ScriptedFault(name="kill-leader", at_s=0, hold_s=1))] == [0]
-    with pytest.raises(ConfigError, match="no fault has room in 60 s"):
+    with pytest.raises(ConfigError, match="no fault fits into 60 s"):
         made(late)
 
 
-def test_a_script_is_refused_where_its_fault_cannot_be_had() -> None:
-    with pytest.raises(ConfigError, match="cut-pair cannot be had here"):
+def test_a_script_with_an_unavailable_fault_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cut-pair is not available here"):
         made(ScriptedFault(name="cut-pair", at_s=0, hold_s=1))
 
 
-def test_a_fault_that_cannot_be_had_is_never_drawn() -> None:
+def test_an_unavailable_fault_is_never_drawn() -> None:
     planned = made(drawn=RandomFaults(weights={"cut-pair": 100, "kill-leader": 1, "freeze-leader": 0}))
 
     assert {p.fault for p in planned} == {"kill-leader"}
@@ -79,7 +79,7 @@ KNOWN = [
 ]
 
 
-def test_what_is_drawn_keeps_off_the_script() -> None:
+def test_drawn_faults_do_not_overlap_scripted_ones() -> None:
     """A scripted fault must take effect, so no drawn fault may hold its target at that time."""
     planned = made(
         ScriptedFault(name="freeze-leader", at_s=20, hold_s=10),
@@ -118,7 +118,7 @@ def test_plans_keep_their_limits(seed: int, overlap: int, least: float, more: fl
         assert len(in_force) <= overlap
 
 
-def test_the_backend_decides_what_is_usable() -> None:
+def test_the_backend_decides_which_faults_are_usable() -> None:
     here, there = set(faults.usable("process")), set(faults.usable("netns"))
 
     assert here < there

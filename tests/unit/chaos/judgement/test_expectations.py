@@ -75,7 +75,7 @@ UNSAVED = line(
 )
 
 
-def test_what_is_not_as_expected_is_found_with_its_line(tmp_path: Path) -> None:
+def test_each_violated_expectation_is_a_finding_with_its_line(tmp_path: Path) -> None:
     assert judged(tmp_path, DEATH, WORLD, BROKEN, ABORTED, UNSAVED) == [
         "no_member_dies: member w-1 of job b-1 was deleted at revision 150",
         "no_new_generation: job b-1 began generation 3: w-1 died",
@@ -88,11 +88,11 @@ def test_what_is_not_as_expected_is_found_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expect", [Expectations(), Expectations(no_barrier_fails=True)])
-def test_what_is_not_expected_is_not_looked_for(tmp_path: Path, expect: Expectations) -> None:
+def test_events_without_an_expectation_are_not_checked(tmp_path: Path, expect: Expectations) -> None:
     assert not judged(tmp_path, DEATH, WORLD, ABORTED, UNSAVED, expect=expect)
 
 
-def test_a_save_that_ends_without_a_commit_failed(tmp_path: Path) -> None:
+def test_a_save_that_ends_without_a_commit_counts_as_failed(tmp_path: Path) -> None:
     args = {"job": "b-1", "step": 120, "rank": 1}
     (finding,) = judged(
         tmp_path, line("w-1", "checkpoint.save", 15.0, args=args, result={"committed": False})
@@ -100,7 +100,7 @@ def test_a_save_that_ends_without_a_commit_failed(tmp_path: Path) -> None:
     assert finding == "no_save_fails: the save of step 120 by rank 1 of job b-1 ended without a commit"
 
 
-def test_a_save_that_does_not_end_failed(tmp_path: Path) -> None:
+def test_a_save_that_never_ends_counts_as_failed(tmp_path: Path) -> None:
     args = {"job": "b-1", "step": 120, "rank": 1}
     saves = [
         line("w-1", "checkpoint.save", 12.0, args=args, begun="w-1.1"),
@@ -113,14 +113,14 @@ def test_a_save_that_does_not_end_failed(tmp_path: Path) -> None:
     assert finding == "no_save_fails: the save of step 120 by rank 1 of job b-1 had not ended after 36 s"
 
 
-def test_only_the_time_of_the_faults_counts(tmp_path: Path) -> None:
+def test_expectations_judge_only_the_period_of_the_faults(tmp_path: Path) -> None:
     """Members join before the first fault and leave after the last one."""
     early = [event(5.0, f"{J}/workers/founder"), event(5.0, f"{J}/world", {"generation": 1})]
 
     assert not judged(tmp_path, *early, event(21.0, f"{J}/workers/w-1"))
 
 
-def test_what_is_well_is_not_found(tmp_path: Path) -> None:
+def test_normal_events_violate_no_expectation(tmp_path: Path) -> None:
     assert not judged(
         tmp_path,
         event(
@@ -128,7 +128,7 @@ def test_what_is_well_is_not_found(tmp_path: Path) -> None:
         ),  # the member's hand-over to another replica (PROTOCOLS 5.2)
         event(15.1, f"{J}/barriers/all/1/4/outcome", {"result": "released"}),
         event(15.2, f"{J}/barriers/all/1/4/outcome"),  # the outcome is removed
-        event(15.3, f"{J}/barriers/hurry/1/4/outcome", {"result": "timed_out"}),
+        event(15.3, f"{J}/barriers/short-deadline/1/4/outcome", {"result": "timed_out"}),
         event(15.3, SLOT, {"state": "committed", "reason": ""}),
         line("w-1", "checkpoint.save", 15.3, args={"step": 120}, result={"committed": True}),
         event(15.4, f"{J}/worlds/1/2/members/0"),

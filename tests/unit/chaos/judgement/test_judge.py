@@ -28,16 +28,16 @@ print(verdict.lines, after.ru_utime - before.ru_utime, grown)
 """
 
 
-def test_no_observer_is_no_verdict(tmp_path: Path) -> None:
+def test_the_verdict_is_unknown_without_an_observer(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     del story.files["observer"]
     story.drop(lambda line: line["op"] != "member.alive")
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
-    assert verdict.uncertainties == ("no observer recorded what etcd did",)
+    assert verdict.uncertainties == ("no observer recorded etcd's changes",)
 
 
-def test_a_gap_in_the_ground_truth_is_no_verdict(tmp_path: Path) -> None:
+def test_a_gap_in_the_ground_truth_makes_the_verdict_unknown(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     story.line("observer", 1, "observer.gap", args={"after": story.revision})
     verdict = judge(story.write(tmp_path))
@@ -46,7 +46,9 @@ def test_a_gap_in_the_ground_truth_is_no_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("complete", [None, False])
-def test_a_ground_truth_that_ends_early_is_no_verdict(complete: bool | None, tmp_path: Path) -> None:
+def test_a_ground_truth_that_ends_early_makes_the_verdict_unknown(
+    complete: bool | None, tmp_path: Path
+) -> None:
     """The observer was killed, or did not catch up."""
     run = good_run(tmp_path / "storage").write(tmp_path)
     lines = (run / "observer.jsonl").read_text().splitlines(keepends=True)
@@ -57,7 +59,7 @@ def test_a_ground_truth_that_ends_early_is_no_verdict(complete: bool | None, tmp
     assert "the observer did not catch up with etcd before it ended" in verdict.uncertainties
 
 
-def test_a_clients_torn_line_is_told_and_does_not_count(tmp_path: Path) -> None:
+def test_a_torn_line_of_a_client_is_reported_and_ignored(tmp_path: Path) -> None:
     run = good_run(tmp_path / "storage").write(tmp_path)
     with (run / "c.w0-10.jsonl").open("a") as file:
         file.write('{"v":1,')
@@ -66,7 +68,7 @@ def test_a_clients_torn_line_is_told_and_does_not_count(tmp_path: Path) -> None:
     assert [torn.split(":")[0] for torn in verdict.torn] == ["c.w0-10.jsonl"]
 
 
-def test_a_file_that_is_no_history_is_no_verdict(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_history_makes_the_verdict_unknown(tmp_path: Path) -> None:
     run = good_run(tmp_path / "storage").write(tmp_path)
     (run / "other.jsonl").write_text('{"hello": "world"}\n')
     verdict = judge(run)
@@ -74,7 +76,7 @@ def test_a_file_that_is_no_history_is_no_verdict(tmp_path: Path) -> None:
     assert "other.jsonl:1" in verdict.uncertainties[0]
 
 
-def test_a_line_that_lacks_what_its_op_must_say_is_no_verdict_and_no_traceback(tmp_path: Path) -> None:
+def test_a_line_that_lacks_required_fields_makes_the_verdict_unknown(tmp_path: Path) -> None:
     run = good_run(tmp_path / "storage").write(tmp_path)
     line = '{"v":1,"client":"x","process":1,"op":"process.ended","t0":1,"t1":2,"args":{},"outcome":"ok","result":{}}'
     (run / "other.jsonl").write_text(f"{line}\n")
@@ -83,7 +85,7 @@ def test_a_line_that_lacks_what_its_op_must_say_is_no_verdict_and_no_traceback(t
     assert verdict.uncertainties[0].startswith("other.jsonl:1: ")
 
 
-def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) -> None:
+def test_a_violation_beside_an_observer_gap_is_reported_as_unproven(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     story.txn(("/strata/v1/default/leader", {"instance": "C"}))
     story.line("observer", 1, "observer.gap", args={"after": story.revision})
@@ -93,7 +95,7 @@ def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) 
     assert any(reason.startswith("unproven: leadership/one-instance: ") for reason in verdict.uncertainties)
 
 
-def test_what_nobody_ended_counts_as_unknown(tmp_path: Path) -> None:
+def test_an_operation_without_an_end_counts_as_unknown(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     before = judge(story.write(tmp_path)).operations
     args = {"job": "j", "worker": "w1", "generation": 2, "rank": 1, "name": "all", "ranks": [0, 1]}
@@ -106,7 +108,7 @@ def test_what_nobody_ended_counts_as_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["unknown", "fail"])
-def test_an_unknown_end_may_have_had_its_effect_or_not(outcome: str, tmp_path: Path) -> None:
+def test_an_operation_without_a_known_outcome_may_have_taken_effect(outcome: str, tmp_path: Path) -> None:
     """A barrier and a save end with an error, although etcd has their effect. Both outcomes allow that."""
     story = good_run(tmp_path / "storage")
     for op in ("barrier", "checkpoint.save"):

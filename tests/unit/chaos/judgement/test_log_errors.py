@@ -32,7 +32,7 @@ def test_an_error_that_a_coordinator_logged_is_a_finding(tmp_path: Path) -> None
     assert "call_failed" in calls.message
 
 
-def test_a_bare_traceback_is_a_finding_and_a_torn_line_is_none(tmp_path: Path) -> None:
+def test_a_bare_traceback_is_a_finding_and_a_torn_line_is_not(tmp_path: Path) -> None:
     log(tmp_path, "coordinator-1", "Traceback (most recent call last):", '{"event": "peer_link_d')
     log(tmp_path, "etcd-1", event("its own affair", "error"))
 
@@ -41,11 +41,11 @@ def test_a_bare_traceback_is_a_finding_and_a_torn_line_is_none(tmp_path: Path) -
     assert "a traceback" in found.message
 
 
-def test_where_nothing_was_logged_there_is_no_finding(tmp_path: Path) -> None:
+def test_a_run_without_logs_has_no_findings(tmp_path: Path) -> None:
     assert errors_in_logs(tmp_path / "logs") == []
 
 
-def test_what_the_faults_of_a_run_must_bring_about_is_no_finding(tmp_path: Path) -> None:
+def test_errors_that_the_injected_faults_cause_are_no_finding(tmp_path: Path) -> None:
     log(tmp_path, "coordinator-1", event("replica_suspended", "error"), event("call_failed", "error"))
 
     (found,) = errors_in_logs(tmp_path, expected=SUSPENDED)

@@ -88,7 +88,7 @@ def test_the_verdict(found: Result, verdict: Exit, said: str) -> None:
     assert "\n" not in found.verdict
 
 
-def test_the_text_shows_what_a_person_looks_for() -> None:
+def test_the_text_report_shows_verdict_faults_latencies_and_commands() -> None:
     text = report.text(
         result(
             injury(leader_s=0.05, barrier_s=0.2),
@@ -113,7 +113,7 @@ def test_the_text_shows_what_a_person_looks_for() -> None:
     assert "judge   strata-chaos check runs/smoke-3" in text
 
 
-def test_the_document_says_the_same_and_can_be_read_back() -> None:
+def test_the_json_report_holds_the_same_data_and_can_be_read_back() -> None:
     found = result(injury(leader_s=0.05), injury(number=2, effective=False), findings=(FOUND,))
 
     body = json.loads(json.dumps(report.body(found)))
@@ -132,7 +132,7 @@ def test_spreads() -> None:
     assert str(Spread.of([1.0, None, 3.0, 20.0])) == "3.00 / 20.0"
 
 
-def test_rounds_are_added_up() -> None:
+def test_a_summary_adds_up_all_runs() -> None:
     runs = [result(injury(), seed=1), result(injury(), injury(number=2), findings=(FOUND,), seed=2)]
 
     text, body = rounds.text(runs), rounds.body(runs)
@@ -144,7 +144,7 @@ def test_rounds_are_added_up() -> None:
     assert [run["seed"] for run in body["runs"]] == [1, 2]
 
 
-def test_the_worst_counts() -> None:
+def test_the_worst_result_of_all_runs_sets_the_exit_code() -> None:
     good, unknown = result(injury()), result(injury(), cut_short=True)
     broken, bad = result(broken="b"), result(findings=(FOUND,))
 
@@ -154,13 +154,13 @@ def test_the_worst_counts() -> None:
     assert rounds.worst([broken, bad, good]) is Exit.VIOLATION
 
 
-def test_a_scenario_of_ones_own_is_run_again_by_its_path() -> None:
+def test_the_report_repeats_a_custom_scenario_by_its_path() -> None:
     own = replace(result(), scenario="mine", asked="/runs of ours/mine.toml")
 
     assert "again   strata-chaos run --scenario '/runs of ours/mine.toml' --seed 3" in report.text(own)
 
 
-def test_only_what_clients_did_counts_as_an_operation() -> None:
+def test_only_client_calls_count_as_operations() -> None:
     theirs = {("barrier", "ok"): 3, ("member.leave", "ok"): 1}
     ours = {
         ("run.phase", "ok"): 4,

@@ -30,7 +30,7 @@ def led_by(uid: str, name: str) -> MemoryStore:
 
 
 @in_virtual_time()
-async def test_after_a_loss_it_follows_what_etcd_has_then() -> None:
+async def test_the_monitor_follows_the_new_leader_after_a_loss_of_etcd() -> None:
     stores = [led_by("u.1", "coordinator-2")]
 
     @contextlib.asynccontextmanager

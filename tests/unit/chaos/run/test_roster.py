@@ -23,7 +23,7 @@ def child() -> Child:
     return Child.start([sys.executable, "-c", "import signal; signal.pause()"])
 
 
-def test_who_lives_is_found_by_role(tmp_path: Path, child: Child) -> None:
+def test_live_processes_are_found_by_role(tmp_path: Path, child: Child) -> None:
     roster = Roster(tmp_path)
     assert roster.of("member") == []
 
@@ -37,7 +37,7 @@ def test_who_lives_is_found_by_role(tmp_path: Path, child: Child) -> None:
     assert roster.of("rank") == []
 
 
-def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_partial_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     roster, path = Roster(tmp_path), tmp_path / "w.jsonl"
     line = json.dumps({"op": "process.started", "args": {"pid": os.getpid(), "role": "member"}})
     path.write_text(line[:30])
@@ -57,10 +57,10 @@ def test_a_workload_process_is_killed_with_proof(tmp_path: Path, child: Child) -
     part.kill()
 
     assert child.join(5) == -signal.SIGKILL
-    assert part.killed() == (True, f"member:{child.pid} was sent SIGKILL while it lived, and is gone")
+    assert part.killed() == (True, f"member:{child.pid} was sent SIGKILL while it lived, and has ended")
 
 
-def test_one_that_had_ended_before_was_not_killed_by_us(tmp_path: Path, child: Child) -> None:
+def test_a_process_that_had_already_exited_does_not_count_as_killed(tmp_path: Path, child: Child) -> None:
     started(tmp_path, child.pid)
     (target,) = Roster(tmp_path).of("member")
     child.kill()
@@ -72,7 +72,7 @@ def test_one_that_had_ended_before_was_not_killed_by_us(tmp_path: Path, child: C
     assert not part.killed()[0]
 
 
-def test_a_frozen_one_stands_and_goes_on(tmp_path: Path, child: Child) -> None:
+def test_a_frozen_process_is_stopped_and_resumes_after_a_thaw(tmp_path: Path, child: Child) -> None:
     started(tmp_path, child.pid)
     (target,) = Roster(tmp_path).of("member")
     part = WorkloadPart(target)
@@ -87,5 +87,5 @@ def test_a_frozen_one_stands_and_goes_on(tmp_path: Path, child: Child) -> None:
     child.join()
 
 
-def test_a_process_of_the_past_has_no_state() -> None:
+def test_an_exited_process_has_no_state() -> None:
     assert stat_of(2**22 + 1) is None

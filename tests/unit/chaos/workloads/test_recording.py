@@ -55,11 +55,11 @@ def test_an_ambiguous_end_is_unknown(error: Exception, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [BarrierTimeout("t"), BarrierBroken("b"), Conflict("c"), CheckpointAborted("a")]
 )
-def test_an_end_that_says_how_it_went_is_a_failure(error: StrataError) -> None:
+def test_an_error_with_a_definite_outcome_is_a_failure(error: StrataError) -> None:
     assert outcome_of(error) is Outcome.FAIL
 
 
-def test_no_error_that_may_be_retried_is_a_failure() -> None:
+def test_a_retryable_error_is_an_unknown_outcome() -> None:
     for cls in by_code().values():
         if cls.retryable or cls is StaleIncarnation:
             assert outcome_of(cls("m")) is Outcome.UNKNOWN

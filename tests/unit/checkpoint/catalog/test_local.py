@@ -21,7 +21,7 @@ from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save
 
 
-def test_storage_alone_is_the_catalog() -> None:
+def test_a_standalone_catalog_needs_only_its_storage() -> None:
     storage = MemoryStorage()
     storage.create_once("generations/notes.txt", b"no generation")
     catalog = local_catalog(storage)
@@ -39,7 +39,7 @@ def test_storage_alone_is_the_catalog() -> None:
     assert latest.model_hash
 
 
-def test_each_process_that_saves_has_a_generation_of_its_own_and_a_new_one_after_going_back() -> None:
+def test_each_saving_process_has_its_own_generation_and_gets_a_new_one_after_going_back() -> None:
     storage = MemoryStorage()
     first, second = local_catalog(storage), local_catalog(storage, start=50)
     save(storage, first, {"a": 1}, 100)
@@ -74,7 +74,7 @@ def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
     assert all(c.state is CheckpointState.COMMITTED for c in found)
 
 
-def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
+def test_a_failed_save_may_be_repeated_and_its_leftovers_are_listed() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     storage.fail(StorageError("disk full"), name=GLOBAL_NAME)
@@ -91,7 +91,7 @@ def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
     assert [c.step for c in catalog.all()] == [20]
 
 
-def test_leftovers_never_include_what_is_being_saved_now_or_by_a_later_process() -> None:
+def test_leftovers_exclude_saves_under_way_here_or_in_another_process() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     record = catalog.begin(SaveRequest(step=20))
@@ -106,7 +106,7 @@ def test_leftovers_never_include_what_is_being_saved_now_or_by_a_later_process()
     assert later.leftovers() == [catalog.folder(record)], "the earlier process is over"
 
 
-def test_a_marked_checkpoint_with_harm_is_corrupt_and_the_one_before_is_latest_and_not_deleted() -> None:
+def test_a_damaged_marked_checkpoint_is_corrupt_and_its_predecessor_is_kept_as_latest() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     first = save(storage, catalog, {"a": 20}, 20)
@@ -134,7 +134,7 @@ def test_a_folder_that_was_renamed_by_hand_is_corrupt() -> None:
     assert "another checkpoint" in found.reason
 
 
-def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> None:
+def test_deletion_starts_with_the_marker_and_survives_any_interruption() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     folder = catalog.folder(save(storage, catalog, {"a": 1}, 20))
@@ -202,7 +202,7 @@ def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
     assert "tags/best" in caplog.text
     point = not_none(catalog.restore_point())
     assert point.step == 60
-    with pytest.raises(Refused, match="may be what the tag best names"):
+    with pytest.raises(Refused, match="the tag best, which may name"):
         catalog.delete(first)
     marks.tag(storage, second, "best")
     assert catalog.all()[1].tags == ("best", "good")
@@ -210,7 +210,7 @@ def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "best~", "a note.txt"])
-def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: Path, name: str) -> None:
+def test_a_tag_file_with_an_invalid_name_is_no_tag_and_blocks_no_deletion(tmp_path: Path, name: str) -> None:
     storage = LocalStorage(tmp_path, nonce=lambda: "n")
     catalog = local_catalog(storage)
     for step in (20, 40):
@@ -222,7 +222,7 @@ def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: 
 
 
 @pytest.mark.parametrize("ask", ["restore_point", "latest", "all"])
-def test_what_is_removed_behind_a_newer_one_while_somebody_looks_is_no_empty_storage(ask: str) -> None:
+def test_a_checkpoint_replaced_during_a_listing_does_not_read_as_empty_storage(ask: str) -> None:
     storage = MemoryStorage()
     writing = local_catalog(storage)
     save(storage, writing, {"a": 1}, 1)

@@ -66,13 +66,13 @@ def test_every_dtype_of_a_torch_file(tmp_path: Path, dtype: torch.dtype) -> None
         "complex",
     ],
 )
-def test_tensors_that_do_not_lie_row_after_row(tmp_path: Path, view: Any) -> None:
+def test_noncontiguous_tensors_are_imported(tmp_path: Path, view: Any) -> None:
     saved = view(torch.arange(24, dtype=torch.float64).reshape(4, 6))
     back = data_of(read_file(torch_file(tmp_path / "m.pt", {"w": saved})).state["model"]["w"])
     assert torch.equal(back, saved)
 
 
-def test_a_whole_training_state_comes_as_it_is(tmp_path: Path) -> None:
+def test_a_whole_training_state_is_imported_unchanged(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optim = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 3)).sum().backward()
@@ -123,7 +123,7 @@ def pickled(path: Path, program: bytes) -> Path:
     ],
     ids=["exec", "print", "getattr", "torch.load", "torch.hub.load"],
 )
-def test_a_torch_file_that_calls_anything_is_refused_by_its_name(tmp_path: Path, evil: Evil) -> None:
+def test_a_torch_file_that_calls_any_function_is_refused(tmp_path: Path, evil: Evil) -> None:
     path = pickled(tmp_path / "evil.pt", pickle.dumps({"w": evil}, protocol=2))
     with pytest.raises(CheckpointError, match="is neither a tensor nor a plain value"):
         read_file(path)
@@ -165,7 +165,7 @@ def test_a_tensor_outside_of_its_storage_is_refused(
         read_file(pickled(tmp_path / "bad.pt", tensor_program(shape, strides, offset)))
 
 
-def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
     whole = torch_file(tmp_path / "m.pt", {"w": torch.arange(1000)}).read_bytes()
     for size in (0, 3, 100, len(whole) // 2, len(whole) - 1):
         (tmp_path / "part.pt").write_bytes(whole[:size])
@@ -183,7 +183,7 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         read_file(tmp_path)
 
 
-def test_what_says_the_byte_order_is_measured_before_it_is_read(
+def test_the_byte_order_entry_is_measured_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros compress to almost nothing in an archive, but take their full size in memory."""
@@ -229,12 +229,12 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({**entry(), "__metadata__": {STATE_KEY: '{"tree": {"t": "v"}, "kinds": {}}'}}, "cannot be read"),
     ],
 )
-def test_a_safetensors_file_that_lies_is_refused(tmp_path: Path, header: Any, says: str) -> None:
+def test_a_safetensors_file_with_a_false_header_is_refused(tmp_path: Path, header: Any, says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         read_file(safetensors(tmp_path / "m.safetensors", header, bytes(8)))
 
 
-def test_a_safetensors_file_comes_under_its_key(tmp_path: Path) -> None:
+def test_a_safetensors_file_is_imported_under_its_key(tmp_path: Path) -> None:
     data = np.array([1.5, -2], np.float32).tobytes()
     imported = read_file(safetensors(tmp_path / "m.safetensors", entry(), data), key="net")
     assert list(imported.state) == ["net"]

@@ -51,7 +51,7 @@ def until_raised(ask: Callable[[], object]) -> None:
     ("side", "verb", "name"),
     [("near", "read", ""), ("far", "begin", ""), ("far", "write", ""), ("far", "create", MARKER)],
 )
-def test_it_is_told_and_the_next_one_is_copied(
+def test_a_failed_copy_is_reported_and_the_next_checkpoint_is_copied(
     pair: Pair, caplog: pytest.LogCaptureFixture, error: Exception, side: str, verb: str, name: str
 ) -> None:
     first, second = pair.save(1), pair.save(2)
@@ -76,7 +76,7 @@ def test_it_is_told_and_the_next_one_is_copied(
         ("afterwards", StorageError("the device is gone")),
     ],
 )
-def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error: Exception) -> None:
+def test_errors_of_the_callbacks_around_a_copy_are_reported(pair: Pair, what: str, error: Exception) -> None:
     def fail() -> list[Replica]:
         raise error
 
@@ -89,7 +89,7 @@ def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error:
     replicator.close()
 
 
-def test_a_wait_where_no_thread_can_be_started_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_copies_ends_if_no_thread_can_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -102,7 +102,7 @@ def test_a_wait_where_no_thread_can_be_started_ends(pair: Pair, monkeypatch: pyt
     pair.replicator.wait(LIMIT_S)
 
 
-def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
+def test_check_raises_copy_errors_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
     pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
@@ -119,7 +119,7 @@ def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_nobody_asked_for_is_told_at_the_end(
+def test_an_unread_copy_error_is_reported_at_close_or_exit(
     pair: Pair,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
@@ -151,7 +151,7 @@ def test_a_far_storage_in_error_is_tried_again(pair: Pair, error: StorageError, 
     assert committed(pair.far, replica.folder) is not None
 
 
-def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
+def test_an_unreadable_checkpoint_does_not_delay_other_copies(pair: Pair) -> None:
     first, second = pair.save(1), pair.save(2)
     pair.near.fail(StorageError("a sector is bad"), "read", name=image_of(pair.near, first))
     pair.replicator.add(first)
@@ -169,28 +169,30 @@ def at_of(pair: Pair, base: Replica, tensor: str) -> int:
     return pair.near.objects[image_of(pair.near, base)].index(bytes(found.data[tensor][:64]))
 
 
-def test_a_base_is_proven_on_its_way(pair: Pair) -> None:
+def test_the_base_of_an_incremental_is_verified_while_it_is_copied(pair: Pair) -> None:
     base, replica = pair.with_incremental()
     pair.near.flip(image_of(pair.near, base), at_of(pair, base, "frozen") + CHUNK_BYTES + 5)
-    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+    with pytest.raises(CheckpointCorrupt, match="differs from the saved data"):
         pair.copy(replica)
     assert of(pair.far, replica) == {}
 
 
-def test_what_an_incremental_does_not_use_keeps_it_from_nothing(pair: Pair) -> None:
+def test_damage_in_unused_base_chunks_does_not_stop_the_copy_of_an_incremental(pair: Pair) -> None:
     base, replica = pair.with_incremental()
     name = image_of(pair.near, base)
     pair.near.flip(name, len(pair.near.objects[name]) - 3)
     pair.copy(replica)
     load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
-    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+    with pytest.raises(CheckpointCorrupt, match="differs from the saved data"):
         pair.copy(base)
     assert committed(pair.far, base.folder) is None, "half of it lies there, unproven"
 
 
 @pytest.mark.parametrize("harm", ["a bit", "cut"])
 @pytest.mark.parametrize("which", ["base", "own"])
-def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str, harm: str) -> None:
+def test_objects_already_in_the_far_storage_are_verified_before_they_count(
+    pair: Pair, which: str, harm: str
+) -> None:
     """The copier rewrites no cut object: uploads leave no partial objects, and a taken name is never replaced."""
     base, replica = pair.with_incremental()
     name = image_of(pair.near, base if which == "base" else replica)
@@ -208,7 +210,7 @@ def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: s
     assert not pair.far.exists(f"{replica.folder}/manifest.json")
 
 
-def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
+def test_objects_that_this_process_verified_are_not_read_back(pair: Pair) -> None:
     base, replica = pair.with_incremental()
     opened, sources = pair.far.source, list[str]()
 
@@ -236,7 +238,7 @@ def test_a_document_that_changes_between_two_reads_is_not_copied(pair: Pair) -> 
     assert not pair.far.exists(f"{replica.folder}/rank-00000.json")
 
 
-def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked_there(pair: Pair) -> None:
+def test_a_committed_checkpoint_without_a_near_marker_is_copied_and_marked(pair: Pair) -> None:
     """The near marker is missing, but the catalog says that the checkpoint is committed."""
     replica = pair.save(1)
     del pair.near.objects[f"{replica.folder}/{MARKER}"]
@@ -270,7 +272,7 @@ def ranks_of(pair: Pair, world: str, *, near: Storage | None = None, others_s: f
     ]
 
 
-def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
+def test_a_rank_that_cannot_copy_its_part_reports_it_to_the_others(pair: Pair) -> None:
     replica, ranks = of_two(pair), ranks_of(pair, "1")
     name = image_of(pair.near, replica, 1)
     whole = pair.near.objects[name]
@@ -294,7 +296,7 @@ def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
     assert of(pair.far, replica) == of(pair.near, replica)
 
 
-def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
+def test_a_wait_for_copies_ends_with_an_error_if_another_rank_is_lost(pair: Pair) -> None:
     replica, (first, second) = of_two(pair), ranks_of(pair, "1", others_s=0.05)
     first.add(replica)
     with pytest.raises(StorageError, match=rf"steps \[{STEP}\] .*rank 1"):
@@ -311,7 +313,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     assert of(pair.far, replica) == of(pair.near, replica), "a smaller world copies what the larger one left"
 
 
-def test_a_checkpoint_that_retention_took_while_its_copy_was_half_made_is_nobodys_failure(pair: Pair) -> None:
+def test_a_checkpoint_deleted_by_retention_during_its_copy_is_not_a_failure(pair: Pair) -> None:
     replica, both = of_two(pair), TieredStorage(pair.near, pair.far)
     ranks = ranks_of(pair, "1", near=both, others_s=1.0)
     ranks[0].add(replica)

@@ -110,7 +110,7 @@ def image_of(storage: MemoryStorage, replica: Replica, rank: int = 0) -> str:
 # -- copying ----------------------------------------------------------------------------------
 
 
-def test_the_handle_tells_when_it_is_there(pair: Pair) -> None:
+def test_the_handle_reports_that_its_checkpoint_is_copied(pair: Pair) -> None:
     info, late = an_info(1), an_info(1)
     pair.replicator.follow(info)
     saved = save(pair.both, pair.catalog, STATE, 1)
@@ -122,7 +122,7 @@ def test_the_handle_tells_when_it_is_there(pair: Pair) -> None:
     assert (info.replicated, late.replicated) == (True, True)
 
 
-def test_what_it_fails_of_is_told_to_who_waits(pair: Pair) -> None:
+def test_copy_failures_are_reported_to_the_waiting_caller(pair: Pair) -> None:
     first = pair.save(1)
     pair.far.fault = down
     pair.replicator.add(first)
@@ -137,7 +137,7 @@ def test_what_it_fails_of_is_told_to_who_waits(pair: Pair) -> None:
     assert [c.step for c in pair.catalog.all()] == [2]
 
 
-def test_half_a_list_is_an_error_so_the_first_save_of_a_process_needs_the_far_storage(pair: Pair) -> None:
+def test_an_unreachable_far_storage_fails_the_catalog_list_and_the_first_save(pair: Pair) -> None:
     class Away(MemoryStorage):
         def list(self, folder: str = "") -> list[str]:
             raise StorageError("away")
@@ -152,12 +152,12 @@ def test_half_a_list_is_an_error_so_the_first_save_of_a_process_needs_the_far_st
 def test_a_corrupt_image_is_not_spread(pair: Pair) -> None:
     replica = pair.save(1)
     pair.near.flip(image_of(pair.near, replica), CHUNK_BYTES)
-    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+    with pytest.raises(CheckpointCorrupt, match="differs from the saved data"):
         pair.copy(replica)
     assert of(pair.far, replica) == {}
 
 
-def test_what_retention_removed_first_is_no_failure(pair: Pair) -> None:
+def test_a_checkpoint_that_retention_removed_before_its_copy_is_no_failure(pair: Pair) -> None:
     replica = pair.save(1)
     for name in of(pair.near, replica):
         pair.near.delete(name)
@@ -165,7 +165,7 @@ def test_what_retention_removed_first_is_no_failure(pair: Pair) -> None:
     assert of(pair.far, replica) == {}
 
 
-def test_a_copy_that_a_crash_cut_is_completed(pair: Pair) -> None:
+def test_a_copy_interrupted_by_a_crash_is_completed(pair: Pair) -> None:
     replica = pair.save(1)
     image = image_of(pair.near, replica)
     put(pair.far, image, pair.near.objects[image])
@@ -173,7 +173,7 @@ def test_a_copy_that_a_crash_cut_is_completed(pair: Pair) -> None:
     assert of(pair.far, replica) == of(pair.near, replica)
 
 
-def test_what_an_earlier_process_left_is_carried_on_with_the_first_save(pair: Pair) -> None:
+def test_copies_of_an_earlier_process_are_resumed_with_the_first_save(pair: Pair) -> None:
     earlier = pair.save(1)
     replicator = pair.start(0, missing=lambda: [earlier])
     now = pair.save(2)
@@ -184,7 +184,7 @@ def test_what_an_earlier_process_left_is_carried_on_with_the_first_save(pair: Pa
     assert committed(pair.far, now.folder) is not None
 
 
-def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
+def test_the_copy_of_an_incremental_includes_the_images_it_uses(pair: Pair) -> None:
     base, replica = pair.with_incremental()
     pair.copy(replica)
     assert {name for name in pair.far.objects if name.startswith(base.folder)} == {image_of(pair.near, base)}
@@ -196,7 +196,7 @@ def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
 # -- reading ----------------------------------------------------------------------------------
 
 
-def test_a_new_host_finds_everything_afar(pair: Pair) -> None:
+def test_a_new_host_finds_all_checkpoints_in_the_far_storage(pair: Pair) -> None:
     replica = pair.replicate(1)
     here = TieredStorage(MemoryStorage(), pair.far)
     catalog = local_catalog(here, start=5)
@@ -206,7 +206,7 @@ def test_a_new_host_finds_everything_afar(pair: Pair) -> None:
     assert newer.generation == 2, "above what the far storage knows"
 
 
-def test_each_file_comes_from_the_nearest_that_has_it(pair: Pair) -> None:
+def test_each_file_is_read_from_the_nearest_storage_that_has_it(pair: Pair) -> None:
     replica = pair.replicate(1)
     requested: list[str] = []
     pair.far.fault = lambda verb, name: requested.append(name)
@@ -218,14 +218,16 @@ def test_each_file_comes_from_the_nearest_that_has_it(pair: Pair) -> None:
     assert set(requested) == {image}
 
 
-def test_a_near_storage_that_fails_is_read_from_afar(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_far_storage_is_read_if_the_near_storage_fails(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     replica = pair.replicate(1)
     pair.near.fault = down
     assert loaded(pair.both, replica) == STATE["weights"]
     assert "away" in caplog.text
 
 
-def test_what_both_lack_is_missing(pair: Pair) -> None:
+def test_an_object_that_both_tiers_lack_is_missing(pair: Pair) -> None:
     for read in (pair.both.read, pair.both.size):
         with pytest.raises(ObjectMissing):
             read("no/such")
@@ -236,7 +238,7 @@ def test_what_both_lack_is_missing(pair: Pair) -> None:
 # -- deletion and holds -----------------------------------------------------------------------
 
 
-def test_the_newest_afar_stays_until_a_newer_one_is_there(pair: Pair) -> None:
+def test_the_newest_far_copy_is_kept_until_a_newer_copy_is_complete(pair: Pair) -> None:
     kept = pair.replicate(1)
     pair.save(2)
     pair.save(3)
@@ -250,7 +252,7 @@ def test_the_newest_afar_stays_until_a_newer_one_is_there(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("spoilt", ["a part alone", "a damaged copy"])
-def test_what_nobody_can_begin_from_afar_protects_nothing(pair: Pair, spoilt: str) -> None:
+def test_an_unrestorable_far_copy_does_not_count_as_the_newest_one(pair: Pair, spoilt: str) -> None:
     kept = pair.replicate(1)
     if spoilt == "a part alone":
         saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
@@ -269,7 +271,7 @@ def test_what_nobody_can_begin_from_afar_protects_nothing(pair: Pair, spoilt: st
     assert of(pair.far, kept) == {}
 
 
-def test_what_is_held_here_is_held_for_other_hosts_and_needs_no_far_storage(pair: Pair) -> None:
+def test_a_hold_is_visible_to_other_hosts_and_needs_no_far_storage(pair: Pair) -> None:
     pair.both.create_once("generations/000001", b"{}")
     pair.both.hold("generations/000001")
     elsewhere = TieredStorage(MemoryStorage(), pair.far)
@@ -282,7 +284,7 @@ def test_what_is_held_here_is_held_for_other_hosts_and_needs_no_far_storage(pair
     assert pair.near.is_held("generations/000001")
 
 
-def test_a_closed_replicator_leaves_the_rest(pair: Pair) -> None:
+def test_a_closing_replicator_leaves_its_copy_unfinished(pair: Pair) -> None:
     reached, go = threading.Event(), threading.Event()
 
     def slow(verb: str, name: str) -> None:

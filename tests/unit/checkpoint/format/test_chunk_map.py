@@ -54,7 +54,9 @@ RUNS = (Run(first=0, count=2, file=1, offset=8), Run(first=2, count=1, file=0, o
         ),
     ],
 )
-def test_chunks_lie_where_their_entry_says(entry: TensorEntry, expected: list[tuple[ImageRef, int]]) -> None:
+def test_chunks_lie_where_their_entry_places_them(
+    entry: TensorEntry, expected: list[tuple[ImageRef, int]]
+) -> None:
     (places,) = chunk_places("job/step-2", [of_rank(0, entry, EARLIER)], 0).values()
     assert places == tuple(place(image, offset, n) for n, (image, offset) in enumerate(expected))
 
@@ -82,11 +84,11 @@ def test_a_replicated_tensor_is_put_together_from_all_ranks(rank: int) -> None:
         (dataclasses.replace(SECOND_HALF, chunks=("a", "b", "x")), "different values .* tensor t"),
     ],
 )
-def test_a_replicated_tensor_that_is_not_all_there_is_corrupt(other: TensorEntry, words: str) -> None:
+def test_an_incomplete_replicated_tensor_is_corrupt(other: TensorEntry, words: str) -> None:
     with pytest.raises(CheckpointCorrupt, match=words):
         chunk_places("step-2", [of_rank(0, FIRST_HALF), of_rank(1, other)], 0)
 
 
-def test_attempts_lie_side_by_side() -> None:
+def test_attempts_lie_in_sibling_folders() -> None:
     assert object_name("step-2", EARLIER) == "step-1/rank-00000.safetensors"
     assert object_name("job/step-2", EARLIER) == "job/step-1/rank-00000.safetensors"

@@ -38,7 +38,7 @@ def test_safetensors_reads_an_image_as_it_is(tmp_path: Path) -> None:
         assert torch.equal(read[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), name
 
 
-def test_numpy_reads_it_too_and_a_wide_complex_is_a_pair() -> None:
+def test_numpy_reads_an_image_and_a_wide_complex_becomes_a_pair() -> None:
     state = {"f": np.arange(6.0).reshape(2, 3), "c": np.array([1 + 2j, 3 - 4j]), "raw": b"opaque"}
     read = safetensors.numpy.load(image_of(dict(state)))
     assert read["f"].tolist() == [[0, 1, 2], [3, 4, 5]]

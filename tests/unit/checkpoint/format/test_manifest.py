@@ -134,7 +134,7 @@ def test_a_document_reads_as_it_was_written(document: RankManifest | Manifest | 
 
 
 @given(_markers, st.data())
-def test_no_bit_of_a_marker_may_differ(marker: Marker, data: st.DataObject) -> None:
+def test_every_flipped_bit_of_a_marker_is_found(marker: Marker, data: st.DataObject) -> None:
     written = bytearray(marker.to_bytes())
     bit = data.draw(st.integers(0, 8 * len(written) - 1))
     written[bit // 8] ^= 1 << bit % 8
@@ -192,7 +192,7 @@ def of_three_chunks(**changes: Any) -> dict[str, Any]:
     return body
 
 
-def test_chunks_lie_where_their_runs_say() -> None:
+def test_chunks_are_located_by_their_runs() -> None:
     entry = RankManifest.from_bytes(json.dumps(of_three_chunks()).encode(), what="m").tensors["t"]
     assert list(entry.located()) == [(0, 1, 0), (1, 0, 4096), (2, 0, 4096 + CHUNK_BYTES)]
     assert [entry.chunk_bytes(number) for number in range(3)] == [CHUNK_BYTES, CHUNK_BYTES, 5]
@@ -231,7 +231,7 @@ def test_a_tensor_that_contradicts_itself_is_corrupt(change: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../other", "a/b", "/etc/passwd"])
 @pytest.mark.parametrize("field", [0, 1])
-def test_a_file_of_another_attempt_cannot_lead_elsewhere(name: str, field: int) -> None:
+def test_the_name_of_a_file_in_another_attempt_cannot_escape_its_folder(name: str, field: int) -> None:
     body = of_three_chunks()
     body["files"][0][field] = name
     with pytest.raises(CheckpointCorrupt, match="no name of a file"):
@@ -257,7 +257,7 @@ def test_unknown_fields_are_ignored() -> None:
         b'{"format":"strata-rank-manifest","version":1}',
     ],
 )
-def test_what_is_no_manifest_is_corrupt(data: bytes) -> None:
+def test_a_document_that_is_no_rank_manifest_is_corrupt(data: bytes) -> None:
     with pytest.raises(CheckpointCorrupt, match=r"file\.json cannot be read"):
         RankManifest.from_bytes(data, what="file.json")
 

@@ -112,7 +112,7 @@ def _met(storage: Stepping, number: int, act: Act, other: Act) -> bool:
 
 
 @pytest.mark.parametrize(("one", "other"), [("build", "delete"), ("delete", "build")])
-def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
+def test_a_begin_and_a_deletion_may_interleave_at_any_step(one: str, other: str) -> None:
     def make() -> tuple[Storage, Stepping, Act, Act]:
         storage = Stepping()
         save(storage, local_catalog(storage), 1, FULL)
@@ -138,7 +138,7 @@ def one_process(steps: int) -> tuple[TieredStorage, Stepping, LocalCatalog, Act]
     return storage, near, catalog, lambda: retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
 
 
-def test_a_begin_and_a_deletion_of_one_process_meet_at_any_step() -> None:
+def test_a_begin_and_a_deletion_of_one_process_may_interleave_at_any_step() -> None:
     def make() -> tuple[Any, Stepping, Act, Act]:
         storage, near, catalog, collect_garbage = one_process(2)
         return (
@@ -153,7 +153,7 @@ def test_a_begin_and_a_deletion_of_one_process_meet_at_any_step() -> None:
         assert check_all(storage) in ({2: FULL, 3: INCREMENTAL}, {3: FULL})
 
 
-def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
+def test_garbage_collection_spares_a_save_in_progress_at_any_step() -> None:
     def make() -> tuple[Any, Stepping, Act, Act]:
         _, near, catalog, collect_garbage = one_process(1)
         (base,) = catalog.all()
@@ -171,7 +171,7 @@ def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
         assert near.exists(written[0].replace("half", NAME))
 
 
-def test_what_is_being_deleted_is_no_base() -> None:
+def test_a_checkpoint_being_deleted_is_refused_as_a_base() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     first, second = save(storage, catalog, 1, FULL), save(storage, catalog, 2, FULL)
@@ -185,7 +185,7 @@ def test_what_is_being_deleted_is_no_base() -> None:
     catalog.begin(on_base(catalog, second, first, step=4))
 
 
-def test_with_two_storages_a_newer_one_of_another_process_is_seen_too() -> None:
+def test_a_newer_checkpoint_of_another_process_is_seen_in_tiered_storage() -> None:
     near, far = MemoryStorage(), MemoryStorage()
     storage = TieredStorage(near, far)
     catalog, other = local_catalog(storage), local_catalog(storage, start=50)
@@ -199,7 +199,7 @@ def test_with_two_storages_a_newer_one_of_another_process_is_seen_too() -> None:
 
 
 @pytest.mark.parametrize("died_at", ["begin", "finish", "create"])
-def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
+def test_a_process_that_died_during_a_save_does_not_block_deletions(died_at: str) -> None:
     storage = Stepping()
     catalog = local_catalog(storage)
     save(storage, catalog, 1, FULL)
@@ -233,9 +233,7 @@ UNSEALED = b'{"format": "strata-uses", "version": 1, "folders": [], "self": "ano
     ("harm", "said"),
     [("lost", "is used by"), ("illegible", "is used by"), ("illegible, without a manifest", "not known")],
 )
-def test_one_that_is_lost_or_illegible_is_known_by_its_manifest_or_stops_deletions(
-    harm: str, said: str
-) -> None:
+def test_without_a_readable_uses_file_the_manifest_counts_or_deletions_stop(harm: str, said: str) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     base = save(storage, catalog, 1, FULL)
@@ -254,7 +252,9 @@ def test_one_that_is_lost_or_illegible_is_known_by_its_manifest_or_stops_deletio
 # -- a copy includes the images it uses -------------------------------------------------------
 
 
-def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture) -> None:
+def test_base_images_copied_with_an_incremental_are_not_garbage_collected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source, target = MemoryStorage(), MemoryStorage()
     catalog = local_catalog(source)
     save(source, catalog, 1, FULL)

@@ -21,7 +21,7 @@ def manifest_of(state: Any) -> RankManifest:
     return read_rank_manifests(storage, folder, proof[0])[0]
 
 
-def test_tensors_that_came_went_and_changed_are_told_by_chunks() -> None:
+def test_added_removed_and_changed_tensors_are_reported_by_chunks() -> None:
     big = np.zeros(3 * CHUNK_BYTES // 8 - 100)
     changed = big.copy()
     changed[-1] = 1
@@ -53,7 +53,7 @@ def test_tensors_that_came_went_and_changed_are_told_by_chunks() -> None:
     assert (alike.removed, alike.added, alike.changed, alike.values) == ((), (), (), ())
 
 
-def test_plain_values_are_told_by_their_path() -> None:
+def test_changed_plain_values_are_reported_by_path() -> None:
     before = manifest_of({"lr": 0.1, "steps": [1, 2], "n": np.float32(1.5), "gone": True})
     after = manifest_of({"lr": 0.2, "steps": [1, 3, 4], "n": np.float32(2.5), "odd": float("inf")})
     assert {v.path: (v.before, v.after) for v in compare(before, after).values} == {

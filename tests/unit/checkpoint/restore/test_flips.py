@@ -60,7 +60,7 @@ def flipped(path: Path, bit: int) -> Iterator[None]:
         flip()
 
 
-def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
+def test_a_thousand_flipped_bits_are_all_found_and_the_previous_checkpoint_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="strata.checkpoint")  # the test causes a thousand errors
@@ -89,7 +89,7 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
     assert same(state, a_state(40))
 
 
-def test_a_flip_in_what_an_incremental_uses_is_found_in_it_too(
+def test_a_flip_in_a_base_image_is_detected_in_the_incremental_that_uses_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="strata.checkpoint")
@@ -114,7 +114,7 @@ def test_a_flip_in_what_an_incremental_uses_is_found_in_it_too(
     assert min(found[10], found[30]) > 10, "the model is used, the header and the optimizer are not"
 
 
-def test_with_nothing_good_before_it_nothing_is_restored(tmp_path: Path) -> None:
+def test_nothing_is_restored_if_no_checkpoint_is_good(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save_state(a_state(20), 20).wait()
         image = next(tmp_path.glob("step-*/*.safetensors"))

@@ -25,7 +25,7 @@ STATE = {
 }
 
 
-def test_everything_comes_back_and_storage_alone_proves_the_commit() -> None:
+def test_a_saved_state_is_restored_and_its_marker_alone_proves_the_commit() -> None:
     saved = Saved(STATE)
     back = saved.value()
     assert np.array_equal(back["big"], STATE["big"])  # type: ignore[arg-type]  # an array
@@ -91,7 +91,7 @@ def test_a_file_that_is_not_the_one_saved_is_found(file: str, harm: str) -> None
             look()
 
 
-def test_whoever_writes_the_marker_writes_the_same_and_takes_no_other_for_it() -> None:
+def test_rewriting_a_marker_yields_the_same_bytes_and_refuses_another_checkpoint() -> None:
     saved = Saved(STATE)
     marker = saved.storage.objects.pop(saved.name(MARKER))
     manifest = read_manifest(saved.storage, saved.folder, saved.checkpoint.manifest_digest)
@@ -102,7 +102,7 @@ def test_whoever_writes_the_marker_writes_the_same_and_takes_no_other_for_it() -
         write_marker(saved.storage, saved.folder, manifest, named_digest(b"other"))
 
 
-def test_the_predecessor_is_the_commit_before() -> None:
+def test_the_predecessor_is_the_previous_commit() -> None:
     saved = Saved(STATE)
     save(saved.storage, saved.catalog, {"a": 1}, 40)
     manifests = [
@@ -117,7 +117,7 @@ def test_the_predecessor_is_the_commit_before() -> None:
 # -- other sizes of the world -----------------------------------------------------------------
 
 
-def test_a_rank_of_the_old_world_gets_its_own_part_and_one_beyond_it_learns_what_differed() -> None:
+def test_an_old_rank_gets_its_own_part_and_an_added_rank_the_differing_keys() -> None:
     ranks = Ranks(2)
     alike = {"model": np.ones(2), "lr": 0.1}
     own = [{"seen": [1, 2], "mine": np.zeros(3)}, {"seen": [1, 3], "mine": np.ones(3), "only": None}]
@@ -179,7 +179,7 @@ def test_a_chunk_is_read_from_the_image_it_lies_in() -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "truncated", "longer", "flipped"])
-def test_what_is_wrong_with_an_image_of_an_earlier_attempt_is_found(harm: str) -> None:
+def test_damage_to_an_image_of_an_earlier_attempt_is_found(harm: str) -> None:
     saved, look, name = second_chunk_elsewhere()
     objects = saved.storage.objects
     if harm == "flipped":

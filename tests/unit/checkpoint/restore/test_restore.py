@@ -65,7 +65,7 @@ def test_tensors_are_copied_in_place_and_plain_values_replaced() -> None:
     assert (state["list"][0], state["tuple"][1]) == (7, 8)
 
 
-def test_values_that_are_not_there_yet_are_made() -> None:
+def test_values_missing_from_the_state_are_created() -> None:
     array = np.zeros(2, np.float32)
     state: dict[str, Any] = {"t": None, "a": None, "d": {}, "l": [], "of torch": array}
     restore_into(
@@ -104,7 +104,7 @@ def test_tied_weights_stay_tied() -> None:
     assert torch.equal(one.weight, weight)
 
 
-def test_a_part_that_keeps_what_it_loads_gets_memory_of_its_own() -> None:
+def test_a_part_that_keeps_loaded_tensors_gets_its_own_memory() -> None:
     tensor = torch.ones(2)
     counting = Counting()
     restore_into(saved({"k": Counting(one=tensor, two=tensor)}), {"k": counting})
@@ -142,7 +142,9 @@ def test_a_part_that_keeps_what_it_loads_gets_memory_of_its_own() -> None:
         ({"m": {"x": 1}}, {"m": torch.nn.Linear(1, 1)}, "m .*Missing key.*weight"),
     ],
 )
-def test_what_does_not_fit_is_named(was: Any, here: dict[str, Any], words: str) -> None:
+def test_a_mismatch_between_saved_and_present_state_is_named(
+    was: Any, here: dict[str, Any], words: str
+) -> None:
     with pytest.raises(CheckpointError, match=f"(?s){words}"):
         restore_into(saved(was), here)
 
@@ -169,7 +171,7 @@ def test_nothing_is_changed_when_anything_does_not_fit() -> None:
         ),
     ],
 )
-def test_a_device_that_fails_is_no_state_that_does_not_fit(error: Exception, lasting: bool) -> None:
+def test_a_device_error_during_a_restore_is_not_a_mismatch(error: Exception, lasting: bool) -> None:
     class Refusing(Counting):
         def load_state_dict(self, state: dict[str, Any]) -> None:
             raise error
@@ -189,7 +191,7 @@ def test_memory_that_cannot_be_written_is_named() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 1000, (17 << 20) // 4])
-def test_a_tensor_is_filled_in_place_and_autograd_is_told(count: int) -> None:
+def test_a_tensor_is_filled_in_place_and_its_autograd_version_rises(count: int) -> None:
     values = torch.arange(count, dtype=torch.float32)
     target = torch.nn.Parameter(torch.zeros(count))
     before, address = target._version, target.data_ptr()
@@ -200,7 +202,7 @@ def test_a_tensor_is_filled_in_place_and_autograd_is_told(count: int) -> None:
     assert (target.data_ptr(), target._version > before) == (address, True)
 
 
-def test_a_copy_lies_in_this_process_whatever_device_is_the_default() -> None:
+def test_a_loaded_copy_is_on_the_cpu_whatever_the_default_device() -> None:
     values = torch.arange(5.0)
     part = saved({"w": values})
     with torch.device("meta"):

@@ -30,7 +30,7 @@ class Verified(Saved):
         self.storage.flip(self.name(file), offset)
 
 
-def test_a_good_one_is_read_to_its_last_byte_and_told_about() -> None:
+def test_an_intact_checkpoint_is_read_to_its_last_byte_and_reported_good() -> None:
     saved = Verified()
     found = saved.verify()
     image = saved.storage.objects[f"{saved.folder}/rank-00000.safetensors"]
@@ -40,7 +40,7 @@ def test_a_good_one_is_read_to_its_last_byte_and_told_about() -> None:
     assert found.manifest.identity.step == 20
 
 
-def test_all_that_is_amiss_is_told_not_the_first_alone() -> None:
+def test_verify_reports_every_damaged_chunk() -> None:
     saved = Verified()
     for offset in (100, 4096, 4096 + CHUNK_BYTES):
         saved.change("rank-00000.safetensors", offset)
@@ -69,14 +69,14 @@ def test_a_file_that_is_missing_or_changed_is_named(file: str) -> None:
         assert f"{file} is missing" in " ".join(saved.verify().problems)
 
 
-def test_a_catalog_that_means_another_manifest_is_a_problem() -> None:
+def test_a_manifest_other_than_the_catalogs_is_a_problem() -> None:
     saved = Verified()
     problems = saved.verify("xxh3-128:" + "0" * 32).problems
     assert "names another checkpoint than the catalog" in problems[0]
-    assert "differs from what was committed" in problems[1]
+    assert "differs from the committed one" in problems[1]
 
 
-def test_a_newer_format_is_no_damage() -> None:
+def test_a_newer_format_is_not_damage() -> None:
     saved = Verified()
     name = f"{saved.folder}/{MARKER}"
     body = saved.storage.objects[name]
@@ -86,7 +86,7 @@ def test_a_newer_format_is_no_damage() -> None:
         saved.verify()
 
 
-def test_what_ranks_wrote_between_them_is_read_once_and_named_once() -> None:
+def test_a_tensor_written_by_several_ranks_is_read_and_reported_once() -> None:
     ranks = Ranks(2)
     states = [{"same": STATE["big"], "mine": np.full(3, rank)} for rank in range(2)]
     ranks.save(states=states, paths=[["same"]] * 2)

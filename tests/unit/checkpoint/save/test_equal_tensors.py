@@ -50,7 +50,7 @@ def test_one_tensor_that_differs_is_found_among_thousands() -> None:
     assert (equal, stages) == ([set(names)] * 64, 3)
 
 
-def test_many_that_differ_cost_pages() -> None:
+def test_many_different_tensors_take_several_pages() -> None:
     names, own = [f"w{number}" for number in range(2000)], [f"own{number}" for number in range(2000)]
     equal, stages = compared([prints(rank=rank, equal=names, own=own) for rank in range(2)])
     assert all(len(each) >= 1990 and each <= set(names) for each in equal)
@@ -58,7 +58,7 @@ def test_many_that_differ_cost_pages() -> None:
     assert 2 < stages <= 2 + 12
 
 
-def test_more_than_the_pages_hold_counts_as_different() -> None:
+def test_tensors_beyond_the_page_limit_count_as_different() -> None:
     names, own = [f"w{number}" for number in range(3000)], [f"own{number}" for number in range(3000)]
     equal, stages = compared([prints(rank=rank, equal=names, own=own) for rank in range(3)], limit_bytes=128)
     assert equal[0] == equal[1] == equal[2] < set(names)
@@ -66,7 +66,7 @@ def test_more_than_the_pages_hold_counts_as_different() -> None:
 
 
 @pytest.mark.parametrize("limit_bytes", [64, 300, 4096])
-def test_ranks_that_hold_other_tensors_share_what_all_have(limit_bytes: int) -> None:
+def test_ranks_with_different_tensors_still_share_the_common_ones(limit_bytes: int) -> None:
     common = [f"w{number}" for number in range(20)]
     held = [
         prints(rank=0, equal=[*common, "ema", "of 0 and 1"]),
@@ -78,13 +78,13 @@ def test_ranks_that_hold_other_tensors_share_what_all_have(limit_bytes: int) -> 
     assert len(equal[0]) >= 15
 
 
-def test_nothing_is_equal_where_a_rank_has_nothing() -> None:
+def test_no_tensor_is_equal_if_a_rank_has_none() -> None:
     equal, stages = compared([prints(rank=0, equal=["w"]), {}, prints(rank=2, equal=["w"])])
     assert (equal, stages) == ([set()] * 3, 1)
     assert compared([{}, {}]) == ([set()] * 2, 1)
 
 
-def test_a_fingerprint_is_of_the_name_what_it_is_and_every_byte() -> None:
+def test_a_fingerprint_covers_name_spec_and_every_digest() -> None:
     other = TensorSpec(kind="torch", dtype="float32", shape=(2, 2))
     one = fingerprint("a", SPEC, ["x", "y"])
     others = [
@@ -98,7 +98,7 @@ def test_a_fingerprint_is_of_the_name_what_it_is_and_every_byte() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_only_what_is_equal_on_all_is_taken_for_equal(seed: int) -> None:
+def test_only_tensors_that_are_equal_on_all_ranks_count_as_equal(seed: int) -> None:
     choose = random.Random(seed)
     ranks, names = choose.randint(2, 5), [f"t{number}" for number in range(choose.randint(1, 400))]
     values = {name: [0] * ranks for name in names}

@@ -67,7 +67,7 @@ EMPTY = TensorSpec(kind="numpy", dtype="int8", shape=(0,))
         ({}, "", {}, False),
     ],
 )
-def test_what_changed_too_much_is_saved_whole(
+def test_a_state_that_changed_too_much_is_saved_whole(
     specs: dict[str, TensorSpec], digests: str, base: dict[int, ChunkPlace], worth_it: bool
 ) -> None:
     delta = compare(specs, {"t": digests}, {"t": base})
@@ -78,7 +78,7 @@ def test_what_changed_too_much_is_saved_whole(
 
 
 @pytest.mark.parametrize(("count", "worth_it"), [(MAX_REFERENCES, True), (MAX_REFERENCES + 1, False)])
-def test_what_lies_in_too_many_attempts_is_saved_whole(count: int, worth_it: bool) -> None:
+def test_a_state_spread_over_too_many_attempts_is_saved_whole(count: int, worth_it: bool) -> None:
     base = {
         f"t{i}": saved("a", ImageRef(folder=f"step-{i}", image="i", size_bytes=10**9)) for i in range(count)
     }
@@ -87,7 +87,7 @@ def test_what_lies_in_too_many_attempts_is_saved_whole(count: int, worth_it: boo
     assert delta.worth_it is worth_it
 
 
-def test_of_what_others_hold_as_well_a_rank_writes_its_share() -> None:
+def test_a_rank_writes_only_its_share_of_replicated_tensors() -> None:
     specs = {"t": spec(6), "own": spec(1)}
     delta = compare(
         specs, {"t": "abcXef", "own": "n"}, {"t": saved("cd", first=2)}, {"t": range(2, 4)}, {"t": "abcdef"}
@@ -107,7 +107,7 @@ def test_a_rank_without_a_share_decides_as_the_others_do() -> None:
 
 
 @given(st.sets(st.integers(0, 30)))
-def test_rows_are_the_numbers_and_none_touch(numbers: set[int]) -> None:
+def test_rows_cover_all_numbers_and_never_touch_each_other(numbers: set[int]) -> None:
     found = list(rows(sorted(numbers)))
     assert [n for row in found for n in row] == sorted(numbers)
     assert all(one.stop < other.start for one, other in itertools.pairwise(found))

@@ -49,7 +49,7 @@ def states(fill: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base(world: World) -> None:
+def test_each_rank_writes_its_changed_chunks_and_the_record_names_the_base(world: World) -> None:
     full, _ = world.saved(1, states(1))
     one, other = world.saved(2, states(2))
     assert (full.checkpoint_type, one.checkpoint_type) == (CheckpointType.FULL, INCREMENTAL)
@@ -67,7 +67,7 @@ def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base
     assert committed(world.near, world.catalogs[0].folder(one)) is not None
 
 
-def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None:
+def test_an_incremental_does_not_use_a_base_deleted_before_its_begin(world: World) -> None:
     """Retention races a begin: the catalog refuses the base, and the ranks write everything."""
     full, _ = world.saved(1, states(1))
     world.saved(2, states(2), CheckpointType.FULL)
@@ -79,7 +79,7 @@ def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None
     assert world.manifest(0).files == ()
 
 
-def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) -> None:
+def test_ranks_that_chose_another_type_follow_the_rank_that_began_first(world: World) -> None:
     """The rank that begins first decides: a Full of all, or an Incremental in which one rank wrote everything."""
     world.saved(1, states(1))
     changed = [states(2)[0], {"frozen": np.full(2 * CHUNK_BYTES, 77, np.uint8), "hot": states(2)[1]["hot"]}]
@@ -91,9 +91,7 @@ def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) ->
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_rank_that_reports_as_corrupt_the_base_writes_its_part_whole_whoever_comes_first(
-    world: World, first: int
-) -> None:
+def test_a_rank_with_a_corrupt_base_writes_its_part_in_full_in_either_order(world: World, first: int) -> None:
     """One rank's restore found damage, so it requests a Full; the other rank may have begun an Incremental before."""
     full, _ = world.saved(1, states(1))
     world.damaged[1].note(world.catalogs[1].folder(full), "")
@@ -124,7 +122,7 @@ def test_a_rank_that_reports_as_corrupt_the_base_writes_its_part_whole_whoever_c
     assert world.manifest(1).image_bytes == 4096 + 9, "it builds on its own again"
 
 
-def test_a_rank_that_saves_a_part_where_the_others_save_all_ends_the_attempt(world: World) -> None:
+def test_ranks_that_save_different_checkpoint_types_abort_the_attempt(world: World) -> None:
     one, other = world.saved(1, states(1), CheckpointType.FULL, CheckpointType.MODEL_ONLY)
     kinds = {type(one), type(other)}
     assert kinds == {Conflict, CheckpointAborted}

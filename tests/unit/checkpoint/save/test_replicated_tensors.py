@@ -28,7 +28,7 @@ def restored(ranks: Ranks, rank: int, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def test_replicas_write_once_and_any_rank_restores() -> None:
+def test_a_replicated_tensor_is_written_once_and_any_rank_restores_it() -> None:
     ranks = Ranks(3)
     ranks.save(states=[a_state(rank) for rank in range(3)], paths=[["same"]] * 3)
     assert ranks.states() == [CheckpointState.COMMITTED] * 3
@@ -57,7 +57,7 @@ def test_replicas_write_once_and_any_rank_restores() -> None:
         ((1.0,) * 4, "mine", "every rank must declare the same tensors"),
     ],
 )
-def test_what_is_not_alike_is_an_error_that_names_the_tensor_and_nothing_is_committed(
+def test_a_replicated_tensor_that_differs_is_named_and_aborts_the_save(
     small: tuple[float, ...], declared: str, said: str
 ) -> None:
     ranks = Ranks(2)
@@ -66,7 +66,7 @@ def test_what_is_not_alike_is_an_error_that_names_the_tensor_and_nothing_is_comm
     assert any(said in str(error) for error in ranks.ends.values())
 
 
-def test_the_fingerprint_of_the_model_does_not_depend_on_the_number_of_replicas() -> None:
+def test_the_model_hash_does_not_depend_on_the_number_of_ranks() -> None:
     prints = set()
     for count in (1, 2, 3):
         ranks = Ranks(count)
@@ -76,7 +76,7 @@ def test_the_fingerprint_of_the_model_does_not_depend_on_the_number_of_replicas(
     assert len(prints) == 1
 
 
-def test_a_path_stands_for_what_is_below_it() -> None:
+def test_a_path_declares_every_tensor_below_it() -> None:
     replication = Replication(rank=1, ranks=2, paths=frozenset({"model", "optim.state"}))
     flat = Flat(replication=replication)
     value = np.ones(1)

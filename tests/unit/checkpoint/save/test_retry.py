@@ -52,7 +52,7 @@ def full() -> StorageError:
         (errno.ENAMETOOLONG, ""),
     ],
 )
-def test_of_the_errors_of_a_file_system_time_heals_those_of_its_state(number: int, transient: str) -> None:
+def test_only_file_system_errors_that_may_pass_are_transient(number: int, transient: str) -> None:
     with pytest.raises(StorageError) as caught, as_storage_error("write", Path("/x")):
         raise OSError(number, os.strerror(number))
     assert caught.value.transient == transient
@@ -77,9 +77,7 @@ def test_of_the_errors_of_a_file_system_time_heals_those_of_its_state(number: in
         ("PermanentRedirect", 301, ""),
     ],
 )
-def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
-    code: str, status: int, transient: str
-) -> None:
+def test_only_object_storage_errors_of_overload_are_transient(code: str, status: int, transient: str) -> None:
     assert storage_error("write", "s3://b/x", code, status).transient == transient
 
 
@@ -99,7 +97,7 @@ def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
         ("NoSuchKey", 404, False),
     ],
 )
-def test_a_process_that_is_started_anew_meets_a_missing_right_or_bucket_again(
+def test_only_object_storage_errors_that_a_restart_repeats_are_lasting(
     code: str, status: int, lasting: bool
 ) -> None:
     assert storage_error("read", "s3://b/x", code, status).lasting is lasting
@@ -109,13 +107,13 @@ def test_a_process_that_is_started_anew_meets_a_missing_right_or_bucket_again(
     ("number", "lasting"),
     [(errno.EACCES, True), (errno.EROFS, True), (errno.ENOSPC, False), (errno.EMFILE, False)],
 )
-def test_so_it_does_with_a_folder_that_it_may_not_write(number: int, lasting: bool) -> None:
+def test_only_a_folder_without_write_permission_is_a_lasting_error(number: int, lasting: bool) -> None:
     with pytest.raises(StorageError) as caught, as_storage_error("write", Path("/x")):
         raise OSError(number, os.strerror(number))
     assert caught.value.lasting is lasting
 
 
-def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
+def test_a_far_storage_error_keeps_its_transient_reason() -> None:
     with pytest.raises(FarUnreachable) as caught, as_far_error():
         raise full()
     assert caught.value.transient == "disk full"
@@ -155,7 +153,7 @@ class Clock:
         return self.retry.first(acts, step=20, pause=self.pause)
 
 
-def test_it_is_tried_again_after_ever_longer_pauses_and_told_once_a_reason() -> None:
+def test_retries_back_off_and_report_each_reason_once() -> None:
     clock, other = Clock(), StorageError("x", transient="device error")
     assert clock.first(Refusing(*(full() for _ in range(5)), other, full())) == 7
     assert clock.pauses == [*PAUSES_S, PAUSES_S[-1]]
@@ -165,7 +163,7 @@ def test_it_is_tried_again_after_ever_longer_pauses_and_told_once_a_reason() -> 
 
 
 @pytest.mark.parametrize("errors", [(StorageError("denied"),), (full(), StorageError("denied"))])
-def test_what_time_does_not_heal_is_raised_at_once(errors: tuple[StorageError, ...]) -> None:
+def test_a_non_transient_error_is_raised_at_once(errors: tuple[StorageError, ...]) -> None:
     clock, act = Clock(), Refusing(*errors)
     with pytest.raises(StorageError, match="denied"):
         clock.first(act)
@@ -173,7 +171,7 @@ def test_what_time_does_not_heal_is_raised_at_once(errors: tuple[StorageError, .
     assert clock.retry.hold is None
 
 
-def test_after_the_grace_it_is_the_error_or_whoever_is_told_takes_over() -> None:
+def test_after_the_grace_a_save_fails_or_its_handler_takes_over() -> None:
     clock = Clock()
     with pytest.raises(StorageError, match="No space left"):
         clock.first(Refusing(*(full() for _ in range(99))))
@@ -237,7 +235,7 @@ def test_tries_that_take_longer_than_the_grace_end_with_it() -> None:
     assert clock.now_s < 1000
 
 
-def test_without_a_grace_nothing_is_held() -> None:
+def test_without_a_grace_no_save_is_held() -> None:
     clock = Clock()
     clock.retry.grace_s = 0.0
     with pytest.raises(StorageError):
@@ -250,7 +248,7 @@ def test_without_a_grace_nothing_is_held() -> None:
     [(99, [full(), full()], (3, 3)), (1, [StorageError("denied")], (2, 1))],
     ids=["it takes it in the end", "it never will"],
 )
-def test_the_second_tier_is_asked_in_each_try_and_the_first_ones_reason_counts(
+def test_each_retry_tries_the_second_tier_and_the_first_tiers_reason_counts(
     refusals: int, of_far: list[StorageError], calls: tuple[int, int]
 ) -> None:
     clock, near, far = Clock(), Refusing(*(full() for _ in range(refusals))), Refusing(*of_far)
@@ -278,7 +276,7 @@ def test_a_part_that_is_refused_for_a_while_is_committed_within_the_same_attempt
 
 
 @pytest.mark.parametrize("taken_over", [True, False])
-def test_at_the_end_of_the_grace_the_save_is_dropped_if_somebody_takes_over_and_fails_if_not(
+def test_a_save_held_past_the_grace_is_dropped_with_a_handler_and_fails_without(
     taken_over: bool,
 ) -> None:
     ranks, reasons = Ranks(2, grace_s=0.1), list[str]()
@@ -293,7 +291,7 @@ def test_at_the_end_of_the_grace_the_save_is_dropped_if_somebody_takes_over_and_
 
 
 @pytest.mark.parametrize("who", ["this rank cancels", "another rank gives up"])
-def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
+def test_a_hold_ends_when_its_save_is_cancelled_or_aborted(who: str) -> None:
     ranks = Ranks(2, grace_s=LIMIT_S)
     ranks.near.fail(full(), "finish", "create", name="rank-00001.safetensors")
     ranks.begin()
@@ -327,7 +325,7 @@ def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from
 
 
 @pytest.mark.parametrize("two", [False, True])
-def test_a_marker_that_is_refused_after_the_commit_holds_nothing(
+def test_a_marker_refused_after_the_commit_does_not_hold_the_save(
     two: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record says that it is committed; the process that restores it writes the marker."""
@@ -350,7 +348,7 @@ def test_a_marker_that_is_refused_for_good_fails_the_save() -> None:
     assert isinstance(ranks.ends[0], StorageError)
 
 
-def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_now(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_rewrite_an_existing_marker(tmp_path: Path) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5)
@@ -364,7 +362,7 @@ def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_n
         write_marker(storage, folder, manifest, record.manifest_digest)
 
 
-def test_a_save_without_coordinators_is_held_from_its_first_word_on(tmp_path: Path) -> None:
+def test_a_standalone_save_is_held_even_at_its_begin(tmp_path: Path) -> None:
     """Its catalog lies in the storage, so even the begin may be refused."""
     storage = MemoryStorage()
     storage.fail(full(), "create", "finish", times=12)
@@ -376,9 +374,7 @@ def test_a_save_without_coordinators_is_held_from_its_first_word_on(tmp_path: Pa
     assert [c.step for c in local_catalog(storage).all()] == [20]
 
 
-def test_a_file_whose_name_is_not_durable_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_whose_name_is_not_durable_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from strata.checkpoint.storage import local_file  # noqa: PLC0415  # the module is patched
 
     storage = LocalStorage(tmp_path, nonce=iter("abcdef").__next__)

@@ -59,7 +59,7 @@ def test_an_incremental_writes_the_bytes_that_changed() -> None:
     assert CHUNK_BYTES < less["write"].size_bytes < 2 * CHUNK_BYTES
 
 
-def test_what_the_near_storage_refuses_is_written_under_the_far_one_s_backend(tmp_path: Path) -> None:
+def test_a_write_that_falls_back_to_the_far_storage_reports_its_backend(tmp_path: Path) -> None:
     near, far = MemoryStorage(), LocalStorage(tmp_path, nonce=iter(map(str, range(99))).__next__)
     near.fail(StorageError("disk full", transient="disk full"), "begin", name=".safetensors")
     both, info = TieredStorage(near, far), an_info(1)

@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_write_ends_the_save_for_all(file: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_part_that_reads_otherwise_than_it_was_acked_is_not_sealed(rank: int) -> None:
+def test_a_part_that_differs_from_its_ack_is_not_sealed(rank: int) -> None:
     ranks = Ranks(2)
     read = ranks.near.read
 
@@ -105,7 +105,7 @@ def test_an_error_after_the_commit_happened_does_not_undo_it() -> None:
     ("stranger", "said"),
     [(True, "belongs to another save"), (False, "one storage root that they share")],
 )
-def test_a_part_that_is_another_saves_or_lies_elsewhere_is_not_composed(stranger: bool, said: str) -> None:
+def test_a_part_of_another_save_or_in_another_storage_is_not_composed(stranger: bool, said: str) -> None:
     ranks, others = Ranks(2), Ranks(2)
     others.save(0, 1)
 
@@ -143,7 +143,7 @@ def test_steps_come_in_the_order_of_the_protocol() -> None:
     ]
 
 
-def test_a_save_whose_marker_failed_is_marked_by_the_next_try() -> None:
+def test_a_retried_save_writes_the_marker_that_failed() -> None:
     """The catalog has it as committed, but a catalog read from storage alone knows it by its marker only."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)

@@ -88,7 +88,7 @@ def test_equal_boxes_count_once() -> None:
     assert sources(Box((0,), (4,)), [half, half, Box((2,), (2,))]) == [(0, half), (2, Box((2,), (2,)))]
 
 
-def test_what_is_missing_or_overlaps_is_said() -> None:
+def test_missing_and_overlapping_boxes_are_reported() -> None:
     assert gap((4,), [Box((0,), (2,))]) == "2 of 4 elements are there"
     assert gap((4, 2), [Box((0, 0), (3, 2)), Box((2, 0), (2, 2))]) is not None
     assert "outside" in str(gap((4,), [Box((2,), (3,))]))
@@ -106,7 +106,7 @@ def test_what_is_missing_or_overlaps_is_said() -> None:
         (Box((0, 0), (3, 4)), (0, 12), True),
     ],
 )
-def test_a_box_lies_between_its_first_and_its_last_element(
+def test_a_box_knows_its_hull_and_whether_it_is_contiguous(
     box: Box, hull: tuple[int, int], run: bool
 ) -> None:
     assert box.hull((3, 4)) == hull

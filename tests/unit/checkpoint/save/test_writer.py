@@ -57,7 +57,7 @@ def returns_after_go(rig: Rig, write: Callable[[], object]) -> None:
     assert returned.is_set()
 
 
-def test_at_most_two_are_in_flight_then_write_blocks(rig: Rig) -> None:
+def test_two_saves_may_be_in_flight_and_a_third_write_blocks(rig: Rig) -> None:
     rig.go.clear()
     rig.write(20)
     rig.write(40)
@@ -76,7 +76,7 @@ def test_at_most_two_are_in_flight_then_write_blocks(rig: Rig) -> None:
     ],
     ids=["write", "wait_until_finished", "check_for_errors", "wait"],
 )
-def test_an_error_is_raised_once_by_whatever_is_asked_first(
+def test_a_save_error_is_raised_once_by_the_next_call(
     rig: Rig, ask: Callable[[Rig, CheckpointInfo], object]
 ) -> None:
     rig.full.add(20)
@@ -92,7 +92,7 @@ def test_an_error_is_raised_once_by_whatever_is_asked_first(
     assert [saved.step if saved else None for saved in rig.after] == [None, 20]
 
 
-def test_two_errors_are_told_together(rig: Rig) -> None:
+def test_two_save_errors_are_raised_together(rig: Rig) -> None:
     rig.full |= {20, 40}
     rig.go.clear()
     rig.write(20)
@@ -117,7 +117,7 @@ def test_close_waits_and_raises() -> None:
         rig.write(60)
 
 
-def test_an_end_that_has_to_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_logs_which_save_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "SAY_S", 0.01)
     rig, logged = Rig(), []
 
@@ -132,10 +132,10 @@ def test_an_end_that_has_to_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) 
     rig.write(20, {"a": np.ones(1000)})
     rig.writer.close()
     assert rig.steps() == [20]
-    assert re.fullmatch(r"the end waits for the save of step 20 \(0 of \d+ bytes .*", logged[0])
+    assert re.fullmatch(r"the exit waits for the save of step 20 \(0 of \d+ bytes .*", logged[0])
 
 
-def test_what_cannot_be_saved_is_an_error_at_once_and_costs_no_arena(rig: Rig) -> None:
+def test_an_unsupported_value_is_an_error_at_once_and_costs_no_arena(rig: Rig) -> None:
     for _ in range(5):
         with pytest.raises(CheckpointError, match="key"):
             rig.write(20, {"key": object()})
@@ -167,7 +167,7 @@ def test_waiting_has_a_limit(rig: Rig) -> None:
     info.wait(LIMIT_S)
 
 
-def test_an_error_of_what_follows_a_save_is_raised_too() -> None:
+def test_an_error_of_the_after_save_callback_is_raised() -> None:
     def broken(saved: CheckpointMetadata | None) -> None:
         raise StorageError("old checkpoints cannot be removed")
 
@@ -182,7 +182,7 @@ def test_an_error_of_what_follows_a_save_is_raised_too() -> None:
     assert rig.steps() == [20, 40]
 
 
-def test_an_error_of_another_kind_is_told_as_one_of_ours(rig: Rig) -> None:
+def test_an_error_of_a_progress_callback_is_raised_as_a_checkpoint_error(rig: Rig) -> None:
     def broken(info: CheckpointInfo) -> None:
         raise ZeroDivisionError("in a progress callback")
 
@@ -255,7 +255,7 @@ def test_memory_can_be_ready_before_the_first_save(rig: Rig, monkeypatch: pytest
     assert all(size < state["a"].nbytes for size in sizes)
 
 
-def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_same(
+def test_errors_are_raised_even_while_no_thread_can_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(self: threading.Thread) -> None:
@@ -274,7 +274,7 @@ def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_sa
     assert rig.steps() == [10, 40]
 
 
-def test_a_save_is_committed_whatever_one_that_hears_of_it_raises(
+def test_a_save_is_committed_even_if_a_commit_callback_raises(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.go.clear()

@@ -18,7 +18,7 @@ from strata.errors import CheckpointAborted, CheckpointError, StorageError, Unav
 from tests.unit.checkpoint.writer_rig import LIMIT_S, Pair, full
 
 
-def test_a_newer_save_takes_the_place_of_the_one_that_has_not_begun(
+def test_a_newer_save_replaces_the_one_that_has_not_begun(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig, first, second = full(when_full=WhenFull.DROP)
@@ -47,7 +47,7 @@ def test_a_save_may_fail_instead_of_waiting() -> None:
 
 
 @pytest.mark.parametrize("when_full", [WhenFull.DROP, WhenFull.FAIL])
-def test_what_one_rank_does_not_save_is_given_up_for_all(when_full: WhenFull) -> None:
+def test_a_save_that_one_rank_drops_or_refuses_is_aborted_for_all(when_full: WhenFull) -> None:
     pair = Pair(when_full)
     slow, quick = pair.writers
     held = pair.rigs[0]
@@ -101,7 +101,7 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
     else:
         with pytest.raises(StorageError, match="disk full"):
             broken.write({"a": 1}, SaveRequest(step=20))
-        message = "dropped: rank 0 was told of an earlier error: .*disk full"
+        message = "dropped: rank 0 reported an earlier error: .*disk full"
     with pytest.raises(CheckpointAborted, match=message):
         other.wait(LIMIT_S)
     assert other.dropped is (fails == "earlier"), "it is no failure of its own"
@@ -131,7 +131,7 @@ def _with_pending(pending: Any) -> Callable[..., Snapshot]:
     return lambda *args, **named: dataclasses.replace(take_snapshot(*args, **named), pending=pending)
 
 
-def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_is_not_dropped_if_the_drop_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks would wait for the dropped save, so it is saved after all, and the newer one waits."""
     rig, _, second = full(when_full=WhenFull.DROP)
 
@@ -146,7 +146,7 @@ def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytes
     assert third.committed
 
 
-def test_an_error_that_each_rank_is_told_later_fails_no_save_after_it() -> None:
+def test_an_error_that_reaches_each_rank_later_fails_no_save_after_it() -> None:
     pair = Pair(WhenFull.BLOCK)
     one, other = pair.writers
 

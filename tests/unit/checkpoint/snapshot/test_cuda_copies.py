@@ -46,7 +46,7 @@ def test_optimizers_are_found_and_own_their_parameters_and_no_buffer() -> None:
     assert owned == {parameter.data_ptr() for parameter in state["model"].parameters()}
 
 
-def test_memory_is_pinned_once_and_undone_before_it_goes() -> None:
+def test_memory_is_pinned_once_and_unpinned_before_its_release() -> None:
     arena, calls = Arena(), []
 
     def pin(block: memoryview) -> Any:
@@ -105,7 +105,7 @@ def on_device(index: int) -> Any:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_copies_that_were_begun_end_before_a_failure_is_told(
+def test_started_copies_finish_before_a_device_failure_is_raised(
     monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     devices = Devices(monkeypatch, lost=lost)
@@ -116,7 +116,7 @@ def test_copies_that_were_begun_end_before_a_failure_is_told(
     assert devices.waited == list(range(lost + 1)), "the memory is used again"
 
 
-def test_a_device_that_does_not_start_is_the_saves_error_and_costs_no_arena(
+def test_a_device_error_at_the_start_fails_the_save_and_frees_its_arena(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig()
@@ -137,7 +137,7 @@ def test_a_device_that_does_not_start_is_the_saves_error_and_costs_no_arena(
 
 
 @pytest.mark.gpu
-def test_a_snapshot_is_of_the_moment_it_was_taken_whatever_is_done_next() -> None:
+def test_a_snapshot_is_unaffected_by_later_training_steps() -> None:
     need("gpu", torch.cuda.is_available(), "run it on a host with a CUDA device")
     width = 2048
     state, rig = a_training("cuda", width), Rig()
@@ -177,7 +177,7 @@ def test_the_host_does_not_wait_for_the_copy() -> None:
     rig.writer.close()
 
 
-def test_what_a_device_failed_of_is_raised_as_often_as_it_is_waited_for() -> None:
+def test_every_wait_raises_the_device_error() -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access")
 

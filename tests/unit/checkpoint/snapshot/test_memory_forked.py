@@ -44,14 +44,14 @@ def test_a_child_finds_an_arena_empty() -> None:
     assert holds_in_a_child(lambda: bytes(view[:4]) == bytes(4))
 
 
-def test_what_was_read_is_there_in_a_child_once_it_is_whole() -> None:
+def test_a_kept_block_is_readable_in_a_forked_child() -> None:
     block = allocate(SIZE, inherited=False)
     block[-4:] = b"read"
     keep_in_children(block)
     assert holds_in_a_child(lambda: bytes(block[-4:]) == b"read")
 
 
-def test_what_was_lent_is_used_again_unless_somebody_holds_some_of_it() -> None:
+def test_lent_memory_is_reused_unless_a_reference_to_it_remains() -> None:
     arena = Arena()
     view = arena.lend(SIZE)
     address = address_of(view)

@@ -71,13 +71,13 @@ def bytes_of(taken: Snapshot) -> bytes:
     return b"".join(taken.pieces)
 
 
-def test_it_is_the_image_that_a_copy_would_be_and_has_the_digests_of_it() -> None:
+def test_a_hashed_snapshot_equals_a_plain_copy_and_has_its_digests() -> None:
     taken = take(a_state(), Arena())
     assert bytes_of(taken) == bytes_of(take(a_state(), Arena(), hashed=False))
     assert taken.digests == digests_of(taken)
 
 
-def test_what_the_arena_has_already_is_not_copied(copies: Copies) -> None:
+def test_chunks_already_in_the_arena_are_not_copied(copies: Copies) -> None:
     state, arena = a_state(), Arena()
     take(state, arena)
     assert copies.taken() == state["large"].nbytes + state["small"].nbytes
@@ -97,7 +97,7 @@ def fail(into: memoryview, data: memoryview) -> None:
 @pytest.mark.parametrize(
     "between", ["a copy without digests", "lent", "released", "a larger one", "a failure", "another layout"]
 )
-def test_an_arena_that_was_used_otherwise_has_nothing(
+def test_an_arena_used_in_between_keeps_nothing_to_reuse(
     between: str, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, arena = a_state(), Arena()
@@ -126,7 +126,7 @@ def test_an_arena_that_was_used_otherwise_has_nothing(
     assert bytes_of(taken) == bytes_of(take(state, Arena(), hashed=False))
 
 
-def test_the_digests_are_of_the_bytes_in_the_arena_though_somebody_changes_the_state(
+def test_digests_match_the_arena_even_if_the_state_changes_during_the_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, arena = a_state(), Arena()
@@ -142,7 +142,7 @@ def test_the_digests_are_of_the_bytes_in_the_arena_though_somebody_changes_the_s
     assert taken.digests == digests_of(taken)
 
 
-def test_an_incremental_after_a_full_copies_only_what_has_changed(copies: Copies) -> None:
+def test_an_incremental_after_a_full_copies_only_changed_chunks(copies: Copies) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     writer = AsyncCheckpointWriter(Saver(storage=storage, catalog=catalog, commit_timeout_s=20))

@@ -24,7 +24,7 @@ from tests.unit.checkpoint import writer_rig
 LIMIT_S = 20
 
 
-def test_bytes_are_there_when_all_before_them_are_copied() -> None:
+def test_a_staged_range_is_ready_once_all_bytes_before_it_are_copied() -> None:
     go = [threading.Event() for _ in range(3)]
 
     def work(number: int) -> None:
@@ -53,7 +53,7 @@ def test_bytes_are_there_when_all_before_them_are_copied() -> None:
     staging.wait()
 
 
-def test_what_waits_for_a_copy_that_failed_or_never_began_is_told() -> None:
+def test_a_wait_for_a_failed_or_unstarted_copy_raises() -> None:
     def work(number: int) -> None:
         if number:
             raise MemoryError
@@ -69,7 +69,7 @@ def test_what_waits_for_a_copy_that_failed_or_never_began_is_told() -> None:
     Staging().wait()
 
 
-def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
+def test_a_source_array_is_referenced_until_it_is_copied_and_no_longer() -> None:
     class Made:
         """Returns a state that nothing else references, as an object's `state_dict()` does."""
 
@@ -130,7 +130,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     rig.writer.close()
 
 
-def test_it_is_written_while_it_is_copied(rig: Rig) -> None:
+def test_a_staged_snapshot_is_written_while_it_is_copied(rig: Rig) -> None:
     info = rig.save(1)
     assert info.staged
     before = rig.state["a"].copy()
@@ -141,7 +141,7 @@ def test_it_is_written_while_it_is_copied(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("copied", [0, 2])
-def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig, copied: int) -> None:
+def test_an_interrupted_copy_saves_nothing_and_raises_once(rig: Rig, copied: int) -> None:
     rig.save(1).wait(LIMIT_S)
     rig.copied.clear()
     rig.fail_after = copied

@@ -90,11 +90,11 @@ _states = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(state=st.dictionaries(st.text(), _states, max_size=5))
-def test_what_is_flattened_comes_back_as_it_was(state: dict[str, Any]) -> None:
+def test_a_flattened_state_is_restored_unchanged(state: dict[str, Any]) -> None:
     assert same(round_trip(state), state)
 
 
-def test_paths_that_read_alike_stay_apart() -> None:
+def test_paths_with_equal_text_stay_distinct() -> None:
     state = {
         "a": {"b.c": np.ones(1)},
         "a.b": {"c": np.zeros(1)},
@@ -133,7 +133,7 @@ def test_views_and_foreign_byte_orders_are_saved_by_their_values() -> None:
     assert torch.equal(back["e"], torch.ones(5))
 
 
-def test_a_module_and_an_optimizer_stand_as_their_state() -> None:
+def test_a_module_and_an_optimizer_are_saved_as_their_state_dict() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.randn(4, 3)).sum().backward()
@@ -171,12 +171,12 @@ class Thing:
         ({"a": lambda: 1}, "a"),
     ],
 )
-def test_what_cannot_be_saved_is_an_error_that_names_the_key(value: Any, key: str) -> None:
+def test_an_unsupported_value_is_an_error_that_names_the_key(value: Any, key: str) -> None:
     with pytest.raises(CheckpointError, match=rf"\b{key}\b"):
         Flat().add("", value)
 
 
-def test_a_cycle_is_an_error_and_a_shared_part_is_none() -> None:
+def test_a_cycle_is_an_error_and_a_shared_part_is_not() -> None:
     part = [1]
     assert round_trip({"a": part, "b": part}) == {"a": [1], "b": [1]}
     cycle: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def test_a_cycle_is_an_error_and_a_shared_part_is_none() -> None:
         unflatten({"q": 1}, str)
 
 
-def test_random_generators_go_on_where_they_were() -> None:
+def test_restored_random_generators_continue_their_sequence() -> None:
     states = round_trip(rng.capture())
     expected = random.random(), np.random.rand(), torch.rand(1).item()
     rng.restore(states)
@@ -202,7 +202,7 @@ def nested(depth: int, kind: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", [lambda v: {"a": v}, lambda v: [v], lambda v: (v,)])
-def test_what_is_nested_too_deeply_is_an_error_that_names_the_path(kind: Callable[[Any], Any]) -> None:
+def test_a_too_deeply_nested_state_is_an_error_that_names_the_path(kind: Callable[[Any], Any]) -> None:
     deepest = nested(MAX_DEPTH, kind)
     tree = json.loads(json.dumps(Flat().add("s", deepest)))
     assert unflatten(tree, lambda name: name) == deepest

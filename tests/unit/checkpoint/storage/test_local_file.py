@@ -88,7 +88,7 @@ def _refuse_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lies", ["aligned", "unaligned"])
-def test_what_is_written_is_read_again(storage: LocalStorage, data: memoryview, lies: str, how: str) -> None:
+def test_a_written_image_is_read_back(storage: LocalStorage, data: memoryview, lies: str, how: str) -> None:
     given = data if lies == "aligned" else unaligned(data)
     sink = storage.sink("x")
     sink.begin(SIZE)
@@ -104,7 +104,7 @@ def test_what_is_written_is_read_again(storage: LocalStorage, data: memoryview, 
 
 
 @pytest.mark.parametrize("cut", [1, 4095, 4096, 4097, DIRECT_BYTES + 1, 2 * DIRECT_BYTES - 1])
-def test_parts_meet_anywhere(storage: LocalStorage, data: memoryview, cut: int) -> None:
+def test_writes_may_meet_at_any_offset(storage: LocalStorage, data: memoryview, cut: int) -> None:
     """Their edges share a page: all writes of that page go through the page cache, or all go around it."""
     for order in ((0, 1), (1, 0)):
         sink = storage.sink(f"x{order[0]}")
@@ -132,7 +132,7 @@ def test_any_range_is_read_as_far_as_the_file_goes(
     source.close()
 
 
-def test_the_file_is_as_long_as_its_bytes_and_its_room_is_reserved(storage: LocalStorage) -> None:
+def test_a_new_file_has_its_final_size_and_its_blocks_reserved(storage: LocalStorage) -> None:
     sink = storage.sink("x")
     sink.begin(SIZE)
     (temporary,) = storage.root.iterdir()
@@ -155,7 +155,7 @@ def test_a_file_system_that_reserves_nothing_is_written_all_the_same(
     assert storage.read("x") == data
 
 
-def test_a_disk_without_room_says_so_before_anything_is_written(
+def test_a_full_disk_fails_the_save_before_anything_is_written(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_file, "C_LIBRARY", _Refusing(errno.ENOSPC))
@@ -178,7 +178,7 @@ class _Refusing:
         return -1
 
 
-def test_a_link_whose_answer_was_lost_is_ones_own(
+def test_a_link_that_an_nfs_client_repeats_is_a_success(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client repeats the link after an NFS server's restart, and is answered that the name is taken."""
@@ -193,7 +193,7 @@ def test_a_link_whose_answer_was_lost_is_ones_own(
     assert (storage.read("x"), len(list(storage.root.iterdir()))) == (b"1", 1)
 
 
-def test_a_name_that_another_process_was_told_of_stays_although_its_folder_is_not_synced(
+def test_an_object_seen_by_another_process_stays_if_the_folder_sync_fails(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """t1: the name exists. t2: another process sees that. t3: the creator's sync of the folder fails."""

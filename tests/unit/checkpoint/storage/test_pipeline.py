@@ -31,7 +31,7 @@ def some_bytes(count: int, seed: int = 0) -> memoryview:
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
 @pytest.mark.parametrize("count", [0, 1, 2, 50])
-def test_each_number_is_worked_on_once_by_as_many_threads_as_there_are(count: int, threads: int) -> None:
+def test_each_number_is_processed_once_by_all_available_threads(count: int, threads: int) -> None:
     done: list[int] = []
     together = threading.Barrier(max(1, min(count, threads)))
 
@@ -44,7 +44,7 @@ def test_each_number_is_worked_on_once_by_as_many_threads_as_there_are(count: in
     assert sorted(done) == list(range(count))
 
 
-def test_after_an_error_nothing_is_begun_and_it_is_raised_when_all_have_ended() -> None:
+def test_an_error_starts_no_more_work_and_is_raised_once_all_threads_end() -> None:
     failed, ended, begun = threading.Event(), threading.Event(), []
 
     def work(number: int) -> None:
@@ -62,7 +62,7 @@ def test_after_an_error_nothing_is_begun_and_it_is_raised_when_all_have_ended() 
     assert len(begun) < 1000
 
 
-def test_an_interrupt_while_the_others_end_is_raised_when_they_have_ended(
+def test_an_interrupt_is_raised_after_the_other_threads_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     join, go, ended = threading.Thread.join, threading.Event(), threading.Event()
@@ -92,7 +92,7 @@ def test_an_interrupt_while_the_others_end_is_raised_when_they_have_ended(
     assert ended.is_set()
 
 
-def test_a_process_without_threads_does_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_does_all_work_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -118,7 +118,7 @@ def written(pieces: Sequence[memoryview], **more: Any) -> tuple[bytes, list[str]
     "sizes", [[], [0], [1], [64], [65], [200, 0, 3], [1] * 130, [63, 1, 64, 2, 300], [10, 500, 10]]
 )
 @pytest.mark.parametrize("threads", [1, 3])
-def test_pieces_are_written_behind_each_other(sizes: list[int], threads: int) -> None:
+def test_pieces_are_written_contiguously(sizes: list[int], threads: int) -> None:
     data = some_bytes(sum(sizes))
     pieces, at = [], 0
     for size in sizes:
@@ -131,14 +131,14 @@ def test_pieces_are_written_behind_each_other(sizes: list[int], threads: int) ->
     assert sum(counts) == len(data)
 
 
-def test_chunks_may_be_more_than_what_is_written() -> None:
+def test_digests_cover_chunks_larger_than_the_written_bytes() -> None:
     data = some_bytes(1000)
     got, found = written([data[:10]], chunks=[data[:500], data[500:]])
     assert got == bytes(data[:10])
     assert found == [digest(data[:500]), digest(data[500:])]
 
 
-def test_blocks_are_told_of_one_at_a_time_and_what_is_raised_there_ends_it() -> None:
+def test_blocks_are_reported_singly_and_a_callback_error_ends_the_write() -> None:
     class EnoughError(Exception):
         pass
 
@@ -154,7 +154,7 @@ def test_blocks_are_told_of_one_at_a_time_and_what_is_raised_there_ends_it() -> 
     assert len(counts) == 3
 
 
-def test_an_error_of_the_sink_is_the_callers() -> None:
+def test_an_error_of_the_sink_reaches_the_caller() -> None:
     storage = MemoryStorage()
     sink = MemorySink(storage, "x")
     sink.begin(640)
@@ -198,7 +198,7 @@ class Read:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_neighbours_are_read_together_whatever_their_order(threads: int) -> None:
+def test_neighbouring_chunks_are_read_together_in_any_order(threads: int) -> None:
     read = Read(size=10 * BLOCK + 3)
     reads: list[str] = []
     read.storage.fault = lambda verb, name: reads.append(name) if verb == "read" else None
@@ -210,7 +210,7 @@ def test_neighbours_are_read_together_whatever_their_order(threads: int) -> None
 
 @pytest.mark.parametrize("at", [0, 9, 10, 49, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 99])
 @pytest.mark.parametrize("harm", ["a bit", "cut"])
-def test_what_is_not_as_it_was_is_found(at: int, harm: str) -> None:
+def test_a_changed_or_truncated_object_is_detected(at: int, harm: str) -> None:
     read = Read()
     broken = bytearray(read.data if harm == "a bit" else read.data[:at])
     if harm == "a bit":

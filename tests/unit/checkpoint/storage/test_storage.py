@@ -26,7 +26,7 @@ def local(root: Path) -> LocalStorage:
     return LocalStorage(root, nonce=lambda: f"n{next(_numbers)}")
 
 
-def test_a_link_in_a_folders_place_leads_nowhere_else(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_folder_cannot_lead_outside_the_root(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "x").write_bytes(b"somebody else's")
@@ -48,7 +48,7 @@ def test_a_link_in_a_folders_place_leads_nowhere_else(tmp_path: Path) -> None:
     assert local(tmp_path / "link").read("inside/x") == b"ours", "the root may be one"
 
 
-def test_a_file_in_a_folders_place_is_no_missing_object(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_an_error_not_a_missing_object(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StorageError, match="cannot create") as error:
@@ -98,7 +98,7 @@ def test_a_folder_without_permission_is_a_storage_error(tmp_path: Path) -> None:
 # -- holds ------------------------------------------------------------------------------------
 
 
-def test_a_hold_is_seen_by_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
+def test_a_hold_is_seen_by_other_processes_and_ends_with_its_process(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
@@ -123,7 +123,7 @@ sys.stdin.read()
         assert not storage.is_held("claim")
 
 
-def test_a_hold_is_seen_where_locks_are_byte_ranges_as_on_nfs(
+def test_a_hold_is_seen_with_byte_range_locks_as_on_nfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On NFS an exclusive lock needs a writable descriptor, and a shared lock a readable one."""
@@ -148,7 +148,7 @@ def test_a_hold_is_seen_where_locks_are_byte_ranges_as_on_nfs(
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_where_there_are_no_locks_all_counts_as_held(
+def test_every_claim_counts_as_held_if_locks_are_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(file: IO[bytes], operation: int) -> None:
@@ -162,9 +162,7 @@ def test_where_there_are_no_locks_all_counts_as_held(
     assert local(tmp_path).is_held("claim")
 
 
-def test_a_lock_that_fails_where_there_are_some_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_lock_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise other processes would find the claim free, and remove this process's save."""
 
     def fail(file: IO[bytes], operation: int) -> None:
@@ -185,7 +183,7 @@ def test_a_lock_that_fails_where_there_are_some_is_an_error(
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP])
 @pytest.mark.parametrize("act", ["exists", "delete_folder"])
-def test_what_cannot_be_looked_at_is_not_absent(
+def test_a_failed_stat_is_an_error_and_not_an_absent_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, code: int
 ) -> None:
     """In Python 3.14 `Path.exists` is False for any error, so the storage must not rely on it."""
@@ -209,7 +207,7 @@ def test_what_cannot_be_looked_at_is_not_absent(
 
 
 @pytest.mark.parametrize("name", ["folder/none", "none/x", "folder/x/below"])
-def test_only_what_is_not_there_is_absent(tmp_path: Path, name: str) -> None:
+def test_a_missing_path_is_absent_and_deleting_it_removes_nothing(tmp_path: Path, name: str) -> None:
     storage = local(tmp_path)
     put(storage, "folder/x", b"1")
     assert not storage.exists(name)

@@ -78,7 +78,7 @@ def restored(where: Path) -> dict[str, Any]:
 # -- list, show, verify, compare -------------------------------------------------------------------
 
 
-def test_a_root_is_listed_and_one_of_it_shown(where: Path) -> None:
+def test_a_root_is_listed_and_one_checkpoint_is_shown(where: Path) -> None:
     listed = values("list", "--storage", where)
     assert [(c["step"], c["state"], c["latest"]) for c in listed] == [
         (10, "committed", False),
@@ -96,8 +96,8 @@ def test_a_root_is_listed_and_one_of_it_shown(where: Path) -> None:
     assert shown["tensors"]["model.w"]["shape"] == [3, 4]
 
 
-def test_what_is_no_root_is_said_to_be_none(tmp_path: Path, where: Path) -> None:
-    assert "no storage root: there is nothing" in run("list", "-s", tmp_path / "typo", code=4)
+def test_a_path_that_is_no_root_is_refused_with_the_reason(tmp_path: Path, where: Path) -> None:
+    assert "no storage root: it does not exist" in run("list", "-s", tmp_path / "typo", code=4)
     assert "no storage root: it has no strata.json" in run("list", "-s", tmp_path, code=4)
     (tmp_path / "file").write_bytes(b"x")
     assert "no storage root: it is a file" in run("verify", "-s", tmp_path / "file", code=4)
@@ -106,14 +106,14 @@ def test_what_is_no_root_is_said_to_be_none(tmp_path: Path, where: Path) -> None
     assert "has no rank 3" in run("show", "--rank", 3, "-s", where, code=4)
 
 
-def test_a_tag_is_a_word_that_names_nothing_else(where: Path) -> None:
+def test_a_tag_must_not_be_a_step_or_latest(where: Path) -> None:
     for word in ("77", "latest"):
         assert "means another one" in run("tag", 20, word, "-s", where, code=2)
     run("tag", 20, "best", "-s", where)
     assert "the steps 10, 20, 30 and the tags best" in run("show", "worst", "-s", where, code=4)
 
 
-def test_a_broken_tag_is_told_and_taken_away(where: Path) -> None:
+def test_a_broken_tag_is_reported_and_can_be_removed(where: Path) -> None:
     run("tag", 20, "best", "-s", where)
     (where / "tags" / "best").write_bytes(b"{")
     assert [c["tags"] for c in values("list", "-s", where)] == [[], [], []]
@@ -130,7 +130,7 @@ def test_a_pin_for_another_reason_is_refused(where: Path) -> None:
     assert "unpin it first" in output
 
 
-def test_a_root_of_coordinators_is_looked_at_and_not_changed(tmp_path: Path, where: Path) -> None:
+def test_a_root_of_coordinators_is_read_and_not_changed(tmp_path: Path, where: Path) -> None:
     shared = tmp_path / "shared"
     storage = LocalStorage(shared, nonce=lambda: "n")
     root.claim(storage, root.COORDINATED)
@@ -146,7 +146,7 @@ def test_a_root_of_coordinators_is_looked_at_and_not_changed(tmp_path: Path, whe
         assert "belongs to coordinators" in output or "has the name" in output
 
 
-def test_a_good_one_verifies_and_a_damaged_one_is_named_with_code_1(where: Path) -> None:
+def test_verify_passes_a_good_checkpoint_and_fails_a_damaged_one_with_code_1(where: Path) -> None:
     assert "step 30, generation 1: good" in run("verify", "-s", where)
     damage(image(where, 20))
     output = run("verify", 20, "-s", where, code=1)
@@ -158,7 +158,7 @@ def test_a_good_one_verifies_and_a_damaged_one_is_named_with_code_1(where: Path)
     assert "is missing" in run("verify", 20, "-s", where, code=1)
 
 
-def test_two_are_compared(where: Path) -> None:
+def test_two_checkpoints_are_compared(where: Path) -> None:
     found = values("diff", 10, 30, "-s", where)
     assert [c["name"] for c in found["changed"]] == ["model.w"]
     assert found["values"] == [{"path": "step", "before": "10", "after": "30"}]
@@ -199,24 +199,24 @@ def known() -> Iterator[CheckpointMetadata]:
         ("aaaaaa11", "aaaaaa11"),
     ],
 )
-def test_a_word_names_one(word: str, attempt: str) -> None:
+def test_a_name_selects_one_checkpoint(word: str, attempt: str) -> None:
     assert chosen(list(known()), word).id == attempt
 
 
-def test_a_word_that_names_none_or_several_is_refused() -> None:
+def test_a_name_that_selects_no_or_several_checkpoints_is_refused() -> None:
     for word in ("30", "10@9", "worst", "cccc", ""):
         with pytest.raises(CheckpointNotFound):
             chosen(list(known()), word)
     with pytest.raises(InvalidArgument, match=r"aaaaaa11.*aaaaaa22"):
         chosen(list(known()), "aaaaaa")
-    with pytest.raises(InvalidArgument, match="may be each of"):
+    with pytest.raises(InvalidArgument, match="matches each of"):
         chosen(list(known()), "10", alone=True)
 
 
 # -- retention and deletion ------------------------------------------------------------------
 
 
-def test_what_is_pinned_or_tagged_stays_until_it_is_not(where: Path) -> None:
+def test_pinned_or_tagged_checkpoints_stay_until_they_are_released(where: Path) -> None:
     run("pin", 10, "--why", "the paper's", "-s", where)
     assert "pinned already" in run("pin", 10, "--why", "another's", "-s", where, code=4)
     run("tag", 20, "best", "-s", where)
@@ -238,14 +238,14 @@ def test_what_is_pinned_or_tagged_stays_until_it_is_not(where: Path) -> None:
     assert len(list(where.glob("step-*"))) == 1
 
 
-def test_a_deletion_asks_first(where: Path) -> None:
+def test_a_deletion_requires_confirmation(where: Path) -> None:
     run("delete", 10, "-s", where, code=1, answer="n\n")
     assert image(where, 10).exists()
     run("delete", 10, "-s", where, answer="y\n")
     assert not list(where.glob("step-*10-*"))
 
 
-def test_what_crashes_left_is_collected_and_what_is_being_saved_is_not(where: Path) -> None:
+def test_gc_removes_leftovers_of_crashes_and_spares_a_save_in_progress(where: Path) -> None:
     left = where / "step-000000000020-gen-000001-left"
     left.mkdir()
     (left / "rank-00000.safetensors").write_bytes(b"half")
@@ -286,17 +286,17 @@ def test_a_model_is_exported_for_other_programs(where: Path, tmp_path: Path) -> 
     run("export", 20, archive, "-s", where)
     with np.load(archive) as arrays:
         assert arrays["model.w"][0, 0] == 20
-    assert "nothing says in which format" in run("export", 20, tmp_path / "x.what", "-s", where, code=2)
+    assert "is not given" in run("export", 20, tmp_path / "x.what", "-s", where, code=2)
     assert "nothing under 'optim'" in run(
         "export", 20, tmp_path / "y.npz", "--only", "optim", "-s", where, code=4
     )
     assert "has no rank 3" in run("export", 20, tmp_path / "y.npz", "--rank", 3, "-s", where, code=4)
     damage(image(where, 20))
-    assert "differs from what was saved" in run("export", 20, tmp_path / "z.npz", "-s", where, code=1)
+    assert "differs from the saved data" in run("export", 20, tmp_path / "z.npz", "-s", where, code=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["all.npz", "model.safetensors", "root"]
 
 
-def test_what_was_exported_whole_is_imported_as_it_was(where: Path, tmp_path: Path) -> None:
+def test_a_full_export_is_imported_unchanged(where: Path, tmp_path: Path) -> None:
     out, new = tmp_path / "whole.safetensors", tmp_path / "new"
     run("export", 20, out, "-s", where)
     run("import", out, "--step", 5, "-s", new)
@@ -308,7 +308,7 @@ def test_what_was_exported_whole_is_imported_as_it_was(where: Path, tmp_path: Pa
     assert shown["tensors"]["model.frozen"]["kind"] == "numpy"
 
 
-def test_another_programs_file_comes_under_a_key(tmp_path: Path) -> None:
+def test_a_foreign_safetensors_file_is_imported_under_a_key(tmp_path: Path) -> None:
     file, new = tmp_path / "theirs.safetensors", tmp_path / "new"
     save_file({"layer.0.w": np.ones((2, 2), np.float32), "b": np.zeros(0)}, file)
     run("import", file, "-s", new, "--key", "net")
@@ -326,7 +326,7 @@ def image_of(folder: Path, data: bytes) -> Path:
     return path
 
 
-def test_opaque_bytes_go_out_and_in_as_they_are(tmp_path: Path) -> None:
+def test_raw_bytes_are_exported_and_imported_unchanged(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "a") as manager:
         manager.save(b"weights", 3).wait()
     run("export", 3, tmp_path / "weights", "-s", tmp_path / "a")
@@ -350,7 +350,7 @@ def test_a_fork_is_a_root_of_its_own(where: Path, tmp_path: Path) -> None:
     assert values("list", "-s", tmp_path / "third") == []
 
 
-def test_a_repair_makes_one_of_two_damaged_copies_and_changes_neither(tmp_path: Path) -> None:
+def test_repair_makes_a_whole_copy_from_two_damaged_ones_and_changes_neither(tmp_path: Path) -> None:
     near, far, to = tmp_path / "near", tmp_path / "far", tmp_path / "to"
     with CheckpointManager(near, replica_path=far) as manager:
         manager.save_state(a_state(20), 20).wait()
@@ -367,10 +367,10 @@ def test_a_repair_makes_one_of_two_damaged_copies_and_changes_neither(tmp_path: 
     assert "has checkpoints already" in run("repair", 20, "-s", near, "--replica", far, "--to", to, code=4)
     damage(image(far, 20))
     output = run("repair", 20, "-s", near, "--replica", far, "--to", tmp_path / "none", code=1)
-    assert "rank-00000.safetensors differs from what was saved (bytes" in output
+    assert "rank-00000.safetensors differs from the saved data (bytes" in output
 
 
-def test_a_fork_of_an_incremental_has_what_it_uses(tmp_path: Path) -> None:
+def test_a_fork_of_an_incremental_includes_the_images_it_uses(tmp_path: Path) -> None:
     source, other = tmp_path / "source", tmp_path / "other"
     with CheckpointManager(source) as manager:
         manager.save_state(a_state(10), 10).wait()

@@ -42,7 +42,7 @@ class Operator:
         ClusterSource(cast(CoordinatorClient, self)).keep(KeepMessage(latest=1), tier=tier, who="ada")
 
 
-def test_rules_of_one_tier_take_no_others_away_that_somebody_sets_meanwhile() -> None:
+def test_setting_one_tiers_rules_keeps_concurrent_changes_of_other_tiers() -> None:
     cluster = Cluster(a=1)
     for times in range(3):
         Operator(cluster, times).keep(tier=f"far{times}")
@@ -57,6 +57,6 @@ def test_rules_of_one_tier_take_no_others_away_that_somebody_sets_meanwhile() ->
     assert (held.record.keep, held.record.tiers) == (Keep(latest=1), {"near": Keep(latest=3)})
 
 
-def test_who_is_never_fast_enough_is_told() -> None:
+def test_an_operator_that_loses_every_race_gets_a_conflict() -> None:
     with pytest.raises(Conflict, match="changed meanwhile by bob"):
         Operator(Cluster(a=1), 100).keep(tier="far")

@@ -180,7 +180,7 @@ def test_a_hostile_document_costs_its_own_checkpoint_only(where: Path, attack: s
     assert time.process_time() - began < 20
 
 
-def test_names_of_tensors_that_there_are_not_cost_their_checkpoint(where: Path) -> None:
+def test_a_reference_to_a_missing_tensor_fails_only_its_own_checkpoint(where: Path) -> None:
     """All digests fit: only a restore and `verify` look up the tensors that the state refers to."""
     (newest,) = where.glob("step-000000000020-*")
     in_part(lambda body: body.update(tree={"d": [["model", {"t": "nowhere"}]], "c": "dict"}))(newest)
@@ -203,7 +203,7 @@ def test_a_hostile_root_document_is_an_error_that_names_it(where: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", ["fifo", "sparse", "huge", "zero", "random", "socket"])
-def test_hostile_tags_pins_and_claims_are_in_nobodys_way(where: Path, kind: str) -> None:
+def test_hostile_tags_pins_and_claims_block_neither_restores_nor_saves(where: Path, kind: str) -> None:
     for path in (
         where / "tags" / "evil",
         where / "pins" / "evil",

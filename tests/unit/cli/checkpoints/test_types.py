@@ -28,14 +28,14 @@ def where(tmp_path: Path) -> Path:
     return folder
 
 
-def test_types_are_told(where: Path) -> None:
+def test_list_and_show_name_the_checkpoint_type(where: Path) -> None:
     assert [c["type"] for c in values("list", "-s", where)] == ["full", "incremental", "incremental"]
     output = run("show", 30, "--tensors", "-s", where)
     assert "incremental" in output
     assert "model.frozen" in output
 
 
-def test_one_is_exported_with_what_lies_elsewhere(where: Path, tmp_path: Path) -> None:
+def test_an_incremental_is_exported_with_the_chunks_of_its_base(where: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
     run("export", 30, out, "--only", "model", "-s", where)
     tensors = load_file(out)
@@ -43,14 +43,14 @@ def test_one_is_exported_with_what_lies_elsewhere(where: Path, tmp_path: Path) -
     assert np.array_equal(tensors["frozen"], np.arange(1000))
 
 
-def test_damage_elsewhere_is_found_in_all_that_use_it(where: Path) -> None:
+def test_damage_in_a_base_is_found_in_every_checkpoint_that_uses_it(where: Path) -> None:
     run("verify", "--all", "-s", where)
     damage(image(where, 10), 4096 + 100)
     for step in (20, 30):
         assert "model.frozen" in run("verify", step, "-s", where, code=1)
 
 
-def test_what_is_used_stays_and_the_rest_goes(where: Path) -> None:
+def test_gc_keeps_a_base_in_use_and_removes_the_rest(where: Path) -> None:
     assert "is used by" in run("delete", 10, "--yes", "-s", where, code=4)
     output = run("gc", "--keep-count", 1, "-s", where)
     assert "step 10, generation 1" in output

@@ -64,7 +64,7 @@ def test_the_line_that_is_printed_renews_it(tmp_path: Path) -> None:
     assert found(mine)["tls"].level == "OK"
 
 
-def test_an_authority_that_is_not_here_is_left_to_who_copies_the_line(tmp_path: Path) -> None:
+def test_an_authority_that_is_not_here_is_a_placeholder_in_the_renew_command(tmp_path: Path) -> None:
     mine = made(tmp_path / "there", left=5)
     (tmp_path / "here").mkdir()
     (tmp_path / "there" / "node-1").rename(tmp_path / "here" / "node-1")
@@ -80,7 +80,7 @@ def test_an_authority_that_is_not_here_is_left_to_who_copies_the_line(tmp_path: 
     ("first", "second", "level"),
     [(300, 3000, "OK"), (20, 3000, "WARN"), (-2, 3000, "WARN"), (-9, -2, "FAIL")],
 )
-def test_of_two_authorities_the_one_that_ends_first_is_told(
+def test_of_two_authorities_the_one_that_expires_first_is_reported(
     tmp_path: Path, first: float, second: float, level: str
 ) -> None:
     both = b""

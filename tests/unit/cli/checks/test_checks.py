@@ -48,7 +48,7 @@ def test_a_trainer_without_the_server_extra_is_warned_only(monkeypatch: pytest.M
     assert "uvicorn missing" in finding.says
 
 
-def test_names_that_nobody_looks_up_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_lookup_without_an_answer_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SLOW_S", 0.05)
     monkeypatch.setattr(machine, "lookup_s", lambda _host: time.sleep(2.0))
     (finding,) = machine.names("127.0.0.1:50051", timeout_s=0.1)
@@ -57,7 +57,7 @@ def test_names_that_nobody_looks_up_are_warned_of(monkeypatch: pytest.MonkeyPatc
     assert "RES_OPTIONS" in finding.hint
 
 
-def test_names_that_take_long_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_name_lookups_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SLOW_S", 0.05)
     monkeypatch.setattr(machine, "lookup_s", lambda _host: time.sleep(0.2))
     (finding,) = machine.names("127.0.0.1:50051,127.0.0.2:50051", timeout_s=5.0)
@@ -65,7 +65,7 @@ def test_names_that_take_long_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> 
     assert "looking up 127.0.0.1 took 0.2 s" in finding.says
 
 
-def test_names_of_what_is_no_endpoint_are_left_to_who_connects_to_it() -> None:
+def test_the_name_check_skips_an_invalid_endpoint() -> None:
     assert not list(machine.names("nonsense::", timeout_s=1.0))
 
 
@@ -92,7 +92,7 @@ def test_no_backup_is_warned_of_with_the_line_to_copy() -> None:
     assert finding.commands == ("strata controlplane backup --to PLACE --etcd h1:2379,h2:2379 --insecure",)
 
 
-def test_the_line_names_a_cluster_that_is_not_the_default() -> None:
+def test_the_backup_command_names_a_cluster_other_than_the_default() -> None:
     connection = Connection.of(CoordinatorConfig(cluster="prod"), file=Path("strata.toml"))
     finding = etcd.backup_finding(None, connection, now_unix_ms=NOW_MS)
     assert finding.commands == (

@@ -49,7 +49,7 @@ def test_clocks_are_judged_by_how_far_they_are_apart(offsets: list[float], level
         )
 
 
-def test_what_the_way_took_may_explain_is_not_held_against_a_clock() -> None:
+def test_a_clock_difference_within_the_round_trip_error_is_accepted() -> None:
     (finding,) = clock_findings([reading(2.0, error_s=1.5)])
     assert finding.level == "OK"
     (finding,) = clock_findings([reading(2.0, error_s=0.5)])
@@ -64,7 +64,7 @@ def clocked(
     return (lambda: {"answered_by": "c2", "unix_ms": answers.pop(0)}), (lambda: times.pop(0))
 
 
-def test_the_quickest_answer_counts_and_half_of_its_way_is_the_error() -> None:
+def test_the_fastest_answer_sets_the_clock_offset_and_half_its_round_trip_the_error() -> None:
     ask, now = clocked([10.0, 14.0, 20.0, 20.2, 30.0, 31.0], [15_000, 23_100, 33_000])
     found = read_clock(ask, now)
     assert found.replica == "c2"
@@ -94,7 +94,7 @@ FROM = (
 @pytest.mark.parametrize(
     "end", ["", f"; the way back: {THE_WAY_BACK}", "; etcd was restored or replaced at 12:00: x"]
 )
-def test_what_a_suspended_replica_says_is_a_failure_with_the_way_back(
+def test_a_suspended_replica_is_a_failure_with_the_commands_that_repair_it(
     found: ClusterUid | None, at: int, restoring: str, commands: tuple[str, ...], hint: str, end: str
 ) -> None:
     why = replacement(uid=UID, revision=9, found=found, at_revision=at, restoring=restoring)

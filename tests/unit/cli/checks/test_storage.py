@@ -46,7 +46,7 @@ def test_a_folder_is_writable_and_nothing_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("file", "Not a directory"), ("absent", "No such file"), ("gs://x/y", "not to gs:")]
 )
-def test_what_is_no_folder_is_one_failure(tmp_path: Path, name: str, said: str) -> None:
+def test_an_unusable_storage_path_is_one_failure(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "file").write_text("")
     findings = found(name if "://" in name else tmp_path / name)
     assert levels(findings) == {"storage": "FAIL"}
@@ -54,7 +54,7 @@ def test_what_is_no_folder_is_one_failure(tmp_path: Path, name: str, said: str) 
     assert findings["storage"].hint
 
 
-def test_what_a_file_system_cannot_do_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_system_features_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -74,7 +74,7 @@ def test_a_rename_that_does_not_replace_is_named(tmp_path: Path, monkeypatch: py
     assert "cannot replace files by renaming (rename)" in found(tmp_path)["storage"].says
 
 
-def test_direct_io_that_is_opened_and_refuses_the_write_is_none(
+def test_direct_io_that_refuses_the_write_counts_as_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> int:
@@ -84,7 +84,7 @@ def test_direct_io_that_is_opened_and_refuses_the_write_is_none(
     assert "direct I/O: no" in found(tmp_path)["storage kind"].says
 
 
-def test_a_full_disk_is_no_lack_of_ability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_a_missing_capability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_no_lack_of_ability(tmp_path: Path, monkeypatch: pytest.M
         (1 << 40, 0, 0, "OK", "1.0 TiB free"),
     ],
 )
-def test_room_is_bytes_and_inodes(
+def test_the_free_space_check_covers_bytes_and_inodes(
     free_bytes: int, inodes: int, free_inodes: int, level: str, said: str
 ) -> None:
     finding = storage.free_space_finding(
@@ -123,7 +123,7 @@ def test_a_slow_sync_is_warned_of(seconds: float, level: str) -> None:
     assert bool(finding.commands) == (level == "WARN")
 
 
-def test_a_full_file_system_and_a_read_only_one_say_what_to_run(tmp_path: Path, need: Need) -> None:
+def test_a_full_and_a_read_only_file_system_show_the_command_to_run(tmp_path: Path, need: Need) -> None:
     with mounted(tmp_path / "full", need, size="1m") as disk:
         disk.fill()
         finding = found(disk.folder)["storage"]
@@ -176,7 +176,7 @@ def mountinfo(tmp_path: Path) -> Path:
         ("/mnt/lustre", "fuse.sshfs"),
     ],
 )
-def test_a_file_system_is_the_one_of_the_last_mount_above(mountinfo: Path, path: str, kind: str) -> None:
+def test_the_file_system_of_a_path_is_its_innermost_mount(mountinfo: Path, path: str, kind: str) -> None:
     assert not_none(mounts.mount_of(Path(path), mountinfo)).kind == kind
     assert mounts.mount_of(Path(path), mountinfo / "none") is None
 
@@ -203,7 +203,7 @@ def test_a_file_system_is_the_one_of_the_last_mount_above(mountinfo: Path, path:
         ("/run/x", "WARN", "lost with the container", "docker run -v /data/checkpoints:/run/x IMAGE"),
     ],
 )
-def test_options_that_break_a_promise_are_warned_of_with_the_command(
+def test_unsafe_mount_options_are_a_warning_with_the_command(
     mountinfo: Path, path: str, level: str, said: str, command: str | None
 ) -> None:
     (finding,) = mounts.mount_findings(Path(path), mounts.mount_of(Path(path), mountinfo))
@@ -231,7 +231,7 @@ def test_a_lustre_without_locks_is_mounted_with_flock(
     assert finding.commands == ("umount /mnt/lustre", "mount -t lustre -o flock mgs:/fs /mnt/lustre")
 
 
-def test_a_network_file_system_is_said_to_be_one(
+def test_a_network_file_system_is_reported_as_such(
     tmp_path: Path, mountinfo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nfs = mounts.mount_of(Path("/mnt/check points"), mountinfo)
@@ -263,14 +263,14 @@ def test_a_mark_of_another_mount_proves_that_the_root_is_shared(tmp_path: Path) 
     assert found(here)["storage root"].level == "OK", "marks are no jobs"
 
 
-def test_marks_of_two_roots_that_are_called_alike_do_not_meet(tmp_path: Path) -> None:
+def test_two_separate_roots_are_not_reported_as_shared(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     for each in (one, other):
         each.mkdir()
         assert shared(each).level == "WARN"
 
 
-def test_old_marks_and_what_is_none_prove_nothing(tmp_path: Path) -> None:
+def test_old_and_malformed_marks_prove_nothing(tmp_path: Path) -> None:
     old = tmp_path / ".strata-seen-old.tmp"
     old.write_text('{"host": "h1", "boot": "b", "root": "/mnt"}')
     os.utime(old, (0, 0))
@@ -289,7 +289,7 @@ def test_without_the_option_no_mark_stays(tmp_path: Path) -> None:
 # -- owners of a root
 
 
-def test_a_root_says_its_mode_its_clusters_and_its_id(tmp_path: Path) -> None:
+def test_a_root_reports_its_mode_clusters_and_id(tmp_path: Path) -> None:
     place = LocalStorage(tmp_path, nonce=lambda: "n")
     number = root.claim(place, root.COORDINATED)
     assert (

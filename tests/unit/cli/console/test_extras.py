@@ -29,7 +29,7 @@ def imported(folder: Path) -> set[str]:
     return found - set(sys.stdlib_module_names)
 
 
-def test_every_package_that_a_coordinator_imports_is_of_the_base_or_asked_for() -> None:
+def test_every_package_a_coordinator_imports_is_in_the_base_or_the_server_extra() -> None:
     needed = imported(ROOT / "strata" / "coordinator") | imported(ROOT / "strata" / "dashboard")
     assert needed - BASE - LEFT_OUT == set(extras.SERVER_MODULES)
 

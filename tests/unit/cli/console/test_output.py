@@ -24,7 +24,7 @@ def test_brackets_and_colons_are_text(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.splitlines() == ["[bold]t[/bold]", "A       B", "[red]x  :100:"]
 
 
-def test_rows_that_are_over_are_grey_on_a_terminal_only(
+def test_rows_that_have_ended_are_dimmed_only_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [("a", "train"), ("b", "done")]
@@ -94,5 +94,5 @@ def test_sizes(count: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([4], "4"), ([0, 1, 2, 3, 7], "0-3, 7"), ([9, 3, 8], "3, 8-9")]
 )
-def test_rank_runs(numbers: list[int], text: str) -> None:
+def test_consecutive_ranks_are_printed_as_ranges(numbers: list[int], text: str) -> None:
     assert ranks(numbers) == text

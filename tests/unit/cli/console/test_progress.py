@@ -30,7 +30,7 @@ def every_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("every_time")
-def test_in_a_pipe_it_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_in_a_pipe_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
     monkeypatch.setattr(sys, "stderr", output)
     with byte_progress("step 5", 2048) as advance:
@@ -47,7 +47,7 @@ def test_in_a_pipe_it_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_on_a_terminal_it_is_a_bar_that_leaves_nothing_behind() -> None:
+def test_progress_on_a_terminal_is_a_bar_that_is_removed_at_the_end() -> None:
     with Screen([sys.executable, "-c", SHOWS]) as screen:
         assert screen.ended() == 0
         assert "1.0/1.0 MiB" in screen.text
@@ -64,7 +64,7 @@ def test_a_dumb_terminal_gets_no_bar() -> None:
 @pytest.mark.parametrize(
     ("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str
 )
-def test_logs_have_colours_only_where_they_are_wanted(env: dict[str, str], coloured: bool) -> None:
+def test_logs_have_colours_only_on_a_terminal_that_permits_them(env: dict[str, str], coloured: bool) -> None:
     script = "from strata.observe import configure, get_logger; configure(); get_logger().info('it.happened')"
     with Screen([sys.executable, "-c", script], env=env) as screen:
         assert screen.ended() == 0
@@ -82,7 +82,7 @@ with byte_progress("step 5", 1 << 20) as advance:
 """
 
 
-def test_ctrl_c_ends_it_and_leaves_the_terminal_as_before() -> None:
+def test_ctrl_c_ends_the_progress_bar_and_restores_the_terminal() -> None:
     with Screen([sys.executable, "-c", CTRL_C]) as screen:
         screen.wait_for("begun")
         screen.press("\x03")

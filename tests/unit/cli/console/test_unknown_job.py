@@ -39,7 +39,7 @@ def test_the_first_five_jobs_are_named(server: UnaryServer, command: str) -> Non
     assert output == "a job begins with its first member; --job takes one of these: a, b, c, d, e and 2 more"
 
 
-def test_where_there_are_none_or_they_are_not_told_the_hint_is_as_it_was(server: UnaryServer) -> None:
+def test_an_empty_or_refused_job_list_leaves_the_hint_unchanged(server: UnaryServer) -> None:
     def refuse(_: object) -> Message:
         raise PermissionDenied("not yours")
 

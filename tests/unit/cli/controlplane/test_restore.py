@@ -97,7 +97,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 @pytest.mark.parametrize("what", ["folder", "marker"])
-def test_what_is_committed_between_the_look_and_the_writing_is_adopted(
+def test_a_checkpoint_committed_between_plan_and_write_is_adopted(
     rig: Rig, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank writes its marker while the storage is slow, or before the operator confirms."""
@@ -117,14 +117,14 @@ def test_what_is_committed_between_the_look_and_the_writing_is_adopted(
     assert looks.count(rig.folder(10).name) == 1, "what was proven is not read again"
 
 
-def test_what_is_removed_between_the_look_and_the_writing_is_not_adopted(rig: Rig) -> None:
+def test_a_checkpoint_removed_between_plan_and_write_is_not_adopted(rig: Rig) -> None:
     rig.at_first = lambda: shutil.rmtree(rig.folder(10))
     mine = rig.run("rebuild", "--storage", rig.root)
     assert [slot["step"] for slot in mine["adopted"]] == [20, 30]
     assert rig.steps() == {20, 30}
 
 
-def test_a_root_that_goes_away_meanwhile_leaves_a_restore_that_is_run_again(rig: Rig) -> None:
+def test_a_root_that_disappears_during_a_rebuild_leaves_a_restore_to_run_again(rig: Rig) -> None:
     rig.at_first = lambda: rig.hide(rig.root / "strata.json")
     error, output = rig.fails("rebuild", "--storage", rig.root)
     assert isinstance(error, NotFound)
@@ -132,7 +132,7 @@ def test_a_root_that_goes_away_meanwhile_leaves_a_restore_that_is_run_again(rig:
     assert rig.memory.read(Range(key=KEYS.restoring)).kvs
 
 
-def test_a_lineage_is_of_a_place_with_backups(rig: Rig) -> None:
+def test_lineage_is_accepted_only_with_a_place_of_backups(rig: Rig) -> None:
     error, _said = rig.fails("restore", "--in-place", "--lineage", OURS)
     assert isinstance(error, ConfigError)
     snapshot = rig.root / "snapshot.db"
@@ -141,7 +141,7 @@ def test_a_lineage_is_of_a_place_with_backups(rig: Rig) -> None:
     assert isinstance(error, ConfigError)
 
 
-def test_a_job_that_writes_while_the_operator_thinks_ends_it(rig: Rig) -> None:
+def test_a_job_that_writes_before_the_operator_confirms_aborts_the_rebuild(rig: Rig) -> None:
     late = Txn(success=(Put(key=KEYS.job("gpt").latest, value=b"late"),))
     rig.at_first = lambda: rig.memory.execute(late)
     error, output = rig.fails("rebuild", "--storage", rig.root)

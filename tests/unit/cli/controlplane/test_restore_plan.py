@@ -43,10 +43,10 @@ NEW = RestoredJob(
 )
 
 
-def test_each_thing_that_needs_an_eye_is_a_line() -> None:
+def test_the_plan_has_a_line_for_each_thing_to_review() -> None:
     assert lines(JOB) == [
         "job gpt: steps 10, 11, 12, 13, 14, 15, 16, 17 and 3 more: committed in storage, and adopted",
-        "job gpt: step 5: not there any more: its bytes are gone",
+        "job gpt: step 5: lost: its bytes are not in storage",
         "job gpt: step 7: kept as CORRUPT: nothing of it can be read",
         "job gpt: step 8 is odd",
         "job gpt: not searched, so taken as it was: s3://b/x (--storage)",
@@ -55,7 +55,7 @@ def test_each_thing_that_needs_an_eye_is_a_line() -> None:
     assert "its next run brings its limits" in line
 
 
-def test_a_row_says_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_shows_values_before_and_after_the_restore(capsys: pytest.CaptureFixture[str]) -> None:
     print_plan([JOB, NEW], ["file:///x/notes is left out: \x1b[31m"], empty="it has no jobs")
     output = capsys.readouterr().out
     rows = [" ".join(row.split()) for row in output.splitlines()]
@@ -66,7 +66,7 @@ def test_a_row_says_before_and_after(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "it has no jobs\n"
 
 
-def test_as_json_it_has_every_slot() -> None:
+def test_the_json_plan_has_every_slot() -> None:
     values = json.loads(json.dumps(as_values(JOB)))
     assert values["gone"] == [{"step": 5, "generation": 1}]
     assert (values["latest_before"], values["latest"], values["not_searched"]) == (120, 160, ["s3://b/x"])

@@ -77,7 +77,7 @@ async def test_a_leader_that_changes_meanwhile_is_still_the_last() -> None:
     assert cluster.calls == ["defrag 2", "defrag 1", "defrag 3"]
 
 
-async def test_one_member_alone() -> None:
+async def test_a_single_member_can_be_defragmented() -> None:
     cluster = FakeCluster()
     await defragmented(cluster, member="etcd-3")
     assert cluster.calls == ["defrag 3"]
@@ -85,28 +85,28 @@ async def test_one_member_alone() -> None:
         await defragmented(cluster, member="etcd-9")
 
 
-async def test_ctrl_c_ends_it_between_two_members() -> None:
+async def test_ctrl_c_ends_defrag_between_two_members() -> None:
     cluster = FakeCluster()
     done = await defragmented(cluster, after_each=asyncio.Event.set)
     assert done.interrupted
     assert cluster.calls == ["defrag 2"]
 
 
-async def test_a_member_that_is_lost_meanwhile_ends_it() -> None:
+async def test_a_member_lost_during_defrag_ends_it() -> None:
     cluster = FakeCluster()
     with pytest.raises(Refused, match="etcd-2 does not answer"):
         await defragmented(cluster, after_each=lambda _event: cluster.silent.add(2))
     assert cluster.calls == ["defrag 2"]
 
 
-async def test_of_five_one_may_be_silent_and_is_left_out() -> None:
+async def test_defrag_skips_one_silent_member_of_five() -> None:
     cluster = FakeCluster(5, silent=(4,))
     done = await defragmented(cluster)
     assert [freed.member for freed in done.freed] == ["etcd-2", "etcd-3", "etcd-5", "etcd-1"]
     assert done.silent == ["etcd-4"]
 
 
-async def test_a_member_that_does_not_come_back_in_time() -> None:
+async def test_a_member_that_does_not_return_in_time_is_an_error() -> None:
     cluster = FakeCluster()
     cluster.failing = {"defragment": [Unavailable("no answer")]}
     with pytest.raises(Unavailable, match=r"etcd-2 is not back 0\.05 s after"):
@@ -143,7 +143,7 @@ async def test_a_member_that_knows_no_leader_in_time_is_not_back() -> None:
     assert "strata etcd status" in raised.value.hint
 
 
-async def test_nothing_is_compacted_where_defragmentation_is_refused() -> None:
+async def test_nothing_is_compacted_if_defrag_is_refused() -> None:
     cluster = FakeCluster(1)
     with pytest.raises(Refused, match="the only voter"):
         await defragmented(cluster, compact=True)
@@ -152,7 +152,7 @@ async def test_nothing_is_compacted_where_defragmentation_is_refused() -> None:
     assert cluster.calls == ["compact 40", "defrag 1"]
 
 
-async def test_alarms_go_off_once_their_cause_is_gone() -> None:
+async def test_alarms_are_disarmed_once_their_cause_is_resolved() -> None:
     cluster = FakeCluster()
     full, corrupt = Alarm(member_id=1, kind="NOSPACE"), Alarm(member_id=2, kind="CORRUPT")
     replaced = Alarm(member_id=0xBEEF, kind="CORRUPT")

@@ -9,14 +9,14 @@ from strata.cli.etcd.remedies import Connection, corrupt_remedy, no_space_remedy
 ETCD = Connection(endpoints=("a:2379", "b:2379"))
 
 
-def test_no_space_takes_room_and_then_disarming() -> None:
+def test_the_nospace_remedy_defragments_and_then_disarms() -> None:
     assert no_space_remedy(ETCD, voters=2) == (
         "strata etcd defrag --compact --etcd a:2379,b:2379",
         "strata etcd alarm --disarm --etcd a:2379,b:2379",
     )
 
 
-def test_a_cluster_of_one_stalls_with_its_member() -> None:
+def test_the_remedy_for_a_single_member_cluster_uses_stall_all() -> None:
     assert "--stall-all" in no_space_remedy(ETCD, voters=1)[0]
 
 

@@ -66,7 +66,7 @@ async def test_a_lost_member_is_removed_and_then_added_as_a_learner() -> None:
     }
 
 
-async def test_an_election_is_waited_for_as_the_lost_member_may_have_led() -> None:
+async def test_replace_member_waits_for_a_leader_election() -> None:
     cluster = FakeCluster(silent=(3,))
     cluster.electing = 3
     await begun(cluster)
@@ -100,7 +100,7 @@ async def test_a_member_given_by_its_id_keeps_its_name_and_may_move() -> None:
         (FakeCluster(2), "etcd-3", "its peer URL is not known"),
     ],
 )
-async def test_what_is_refused_changes_nothing(cluster: FakeCluster, name: str, reason: str) -> None:
+async def test_a_refused_replacement_changes_nothing(cluster: FakeCluster, name: str, reason: str) -> None:
     with pytest.raises((Refused, NotFound), match=reason):
         await begun(cluster, name)
     assert cluster.calls == []
@@ -148,7 +148,7 @@ async def test_another_lost_voter_that_keeps_etcd_from_adding_is_named() -> None
 
 
 @pytest.mark.parametrize("start", ["", "etcd-3"])
-async def test_a_second_run_goes_on_with_the_learner(start: str) -> None:
+async def test_a_second_run_continues_with_the_learner(start: str) -> None:
     cluster = FakeCluster(silent=(3,))
     await begun(cluster)
     if start:
@@ -161,7 +161,7 @@ async def test_a_second_run_goes_on_with_the_learner(start: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["etcd-3", "etcd-33"])
-async def test_a_learner_that_has_not_started_is_taken_up_by_its_peer_url_alone(name: str) -> None:
+async def test_a_learner_that_has_not_started_is_resumed_only_by_its_peer_url(name: str) -> None:
     """The learner has no name yet. After a mistyped name, the hint must not say to start a member in its place."""
     cluster = FakeCluster(silent=(3,))
     await begun(cluster)
@@ -174,7 +174,7 @@ async def test_a_learner_that_has_not_started_is_taken_up_by_its_peer_url_alone(
     assert cluster.calls == calls
 
 
-async def test_a_run_that_ended_after_the_removal_goes_on_with_a_peer_url() -> None:
+async def test_a_run_interrupted_after_the_removal_continues_with_a_peer_url() -> None:
     cluster = FakeCluster(silent=(3,))
     cluster.there.pop(3)
     await begun(cluster, peer_url="http://h3:2380")
@@ -189,7 +189,7 @@ async def test_a_peer_url_is_checked_before_anything_is_done(url: str) -> None:
     assert cluster.calls == []
 
 
-async def test_it_is_promoted_once_it_has_started_and_caught_up() -> None:
+async def test_the_learner_is_promoted_once_it_has_started_and_caught_up() -> None:
     cluster = FakeCluster(silent=(3,))
     replacement = await begun(cluster)
     assert await finished(cluster, replacement, limit_s=0.0) == [
@@ -205,7 +205,7 @@ async def test_it_is_promoted_once_it_has_started_and_caught_up() -> None:
     assert await finished(cluster, replacement) == []
 
 
-async def test_a_member_that_somebody_else_promotes_is_done() -> None:
+async def test_a_member_promoted_by_another_client_counts_as_replaced() -> None:
     cluster = FakeCluster(silent=(3,))
     replacement = await begun(cluster)
     cluster.started("etcd-3")
@@ -215,7 +215,7 @@ async def test_a_member_that_somebody_else_promotes_is_done() -> None:
     assert replacement.state == "promoted"
 
 
-async def test_a_learner_that_somebody_else_removes_ends_the_wait() -> None:
+async def test_a_learner_removed_by_another_client_ends_the_wait() -> None:
     cluster = FakeCluster(silent=(3,))
     replacement = await begun(cluster)
     cluster.there.pop(0xA0)
@@ -223,7 +223,7 @@ async def test_a_learner_that_somebody_else_removes_ends_the_wait() -> None:
         await finished(cluster, replacement)
 
 
-async def test_a_refusal_that_will_not_pass_ends_the_wait() -> None:
+async def test_a_permanent_refusal_ends_the_wait() -> None:
     cluster = FakeCluster(silent=(3,))
     replacement = await begun(cluster)
     cluster.started("etcd-3")

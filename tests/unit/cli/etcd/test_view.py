@@ -91,7 +91,7 @@ def test_a_healthy_cluster_has_one_sentence() -> None:
     assert as_values(state(), found, quota_bytes=QUOTA_BYTES)["healthy"]
 
 
-def test_no_space_leaves_the_voters_healthy_and_names_what_mends_it() -> None:
+def test_no_space_leaves_the_voters_healthy_and_names_the_repair_commands() -> None:
     found = state(alarms=(Alarm(member_id=1, kind="NOSPACE"), Alarm(member_id=3, kind="NOSPACE")))
     assert said(found) == [
         "3 of 3 voters healthy; 2 are needed: 1 more may be lost",
@@ -122,7 +122,7 @@ def test_the_alarm_of_a_replaced_member_is_only_to_be_disarmed() -> None:
     assert alarm_values(found)[0]["member"] == "beef"
 
 
-def test_a_learner_is_shown_with_what_promotes_it() -> None:
+def test_a_learner_is_shown_with_the_command_that_promotes_it() -> None:
     found = state(learner=True)
     assert rows(found, quota_bytes=QUOTA_BYTES)[2][COLUMNS.index("ROLE")] == "learner"
     assert said(found)[1:] == [

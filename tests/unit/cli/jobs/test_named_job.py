@@ -69,7 +69,9 @@ def done(server: UnaryServer, *words: str, job: str | None = None) -> Any:
 
 @pytest.mark.parametrize("command", ASKS)
 @pytest.mark.parametrize("how", ["--job gpt", "-j gpt", "gpt", "gpt --job gpt"])
-def test_the_option_and_the_argument_say_the_same(server: UnaryServer, command: str, how: str) -> None:
+def test_the_job_option_and_the_job_argument_are_equivalent(
+    server: UnaryServer, command: str, how: str
+) -> None:
     it = done(server, *command.split(), *how.split(), job="another")
     assert it.exit_code == 0, it.output
     assert {request.job for request in server.asked_for(ASKS[command])} == {"gpt"}
@@ -84,7 +86,7 @@ def test_two_jobs_are_refused_and_both_are_named(server: UnaryServer, command: s
 
 
 @pytest.mark.parametrize("command", ASKS)
-def test_the_environment_and_the_file_name_a_job_too_and_without_any_none_is_meant(
+def test_the_job_comes_from_the_environment_or_the_file_and_is_otherwise_required(
     server: UnaryServer, command: str
 ) -> None:
     assert done(server, *command.split(), job="gpt").exit_code == 0
@@ -108,16 +110,16 @@ def test_a_drain_names_its_job_in_either_way(server: UnaryServer, how: str) -> N
     assert (request.job, list(request.worker_ids)) == ("gpt", ["a", "b"])
 
 
-def test_a_drain_of_nobody_says_how_it_is_typed(server: UnaryServer) -> None:
+def test_a_drain_without_a_worker_shows_its_usage(server: UnaryServer) -> None:
     it = done(server, "drain", "node-3", job="gpt")
     assert isinstance(it.exception, InvalidArgument)
     assert it.exception.message == "no worker is named, only node-3"
-    assert it.exception.hint == "name the job and who shall leave: JOB WORKER, or WORKER --job JOB"
+    assert it.exception.hint == "name the job and the members: JOB WORKER, or WORKER --job JOB"
     assert not server.asked
 
 
 @pytest.mark.parametrize("how", ["typo", "--job typo"])
-def test_a_job_that_does_not_exist_is_answered_by_those_that_do(server: UnaryServer, how: str) -> None:
+def test_an_unknown_job_is_answered_with_the_known_ones(server: UnaryServer, how: str) -> None:
     def refuse(request: GetJobRequest) -> Message:
         raise NotFound(f"no job {request.job} exists", hint="a job begins with its first member")
 
@@ -147,7 +149,7 @@ def test_every_command_about_a_job_takes_it_by_the_same_option(name: str) -> Non
     assert "--job" in options(every_command()[name])
 
 
-def test_no_command_about_a_job_is_left_out_above() -> None:
+def test_no_command_with_a_job_option_is_missing_from_these_tests() -> None:
     assert every_command().keys() >= NO_JOB
     assert not [name for name in NO_JOB if "--job" in options(every_command()[name])]
 

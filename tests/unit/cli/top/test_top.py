@@ -43,7 +43,7 @@ def test_a_job_in_80_columns() -> None:
         "saved     step 1,200  4.2 GiB  100 s ago  latest",
         "          step 1,210  being saved: 6 of 8 ranks, missing 3, 6, begun 90 s ago",
         "began     4, 10 min ago from step 1,000: rank 5 exited with 1: CUDA error: an i…",
-        "RANK▲  WORKER     STEP  PHASE    HEARD   COMPUTE   PEERS    SELF    STUCK",
+        "RANK▲  WORKER     STEP  PHASE     SEEN   COMPUTE   PEERS    SELF    STUCK",
         "    0  node-0    1,204  step       now    280 ms    0.97    0.99        -",
         "    1  node-0    1,205  step       now    343 ms    0.97    0.99        -",
         "    2  node-0    1,206  step       now    334 ms    0.97    0.99        -",
@@ -91,7 +91,7 @@ def test_jobs_in_120_columns_have_a_bar() -> None:
 
 @pytest.mark.parametrize("size", [(40, 10), (60, 12), (80, 24), (100, 30), (200, 60), (30, 5), (20, 3)])
 @pytest.mark.parametrize("ranks", [0, 1, 8, 1000])
-def test_it_fits_into_every_terminal(size: tuple[int, int], ranks: int) -> None:
+def test_top_fits_into_every_terminal_size(size: tuple[int, int], ranks: int) -> None:
     small = Size(width=size[0], height=size[1])
     for view in (View(job="gpt"), View(job="gpt", help=True), View(job="gpt", scroll=10**6)):
         drawn(view, job_seen(ranks=looked.ranks(ranks)), small)
@@ -116,7 +116,7 @@ def test_the_ledger_sums_to_100_percent() -> None:
         assert "others" in "".join(legend)
 
 
-def test_what_nobody_has_reported_is_not_made_up() -> None:
+def test_missing_reports_are_shown_as_missing() -> None:
     nothing = looked.job(
         summary=looked.summary(phase="waiting", progress=None, reason="1 of at least 2 members are here"),
         findings=(),
@@ -139,21 +139,21 @@ def test_what_nobody_has_reported_is_not_made_up() -> None:
     assert "no rank: the job has no generation that runs" in lines
 
 
-def test_old_data_says_how_old_it_is() -> None:
+def test_old_data_is_shown_with_its_age() -> None:
     assert drawn(View(job="gpt"), job_seen(), now_s=107.0)[0].endswith(" 7 s old")
     lines = drawn(View(job="gpt"), replace(job_seen(), error="no coordinator answered"), now_s=101.0)
     assert lines[0].endswith("1 s old")
     assert lines[-1].startswith("no coordinator answered")
 
 
-def test_the_page_of_another_job_is_not_shown_as_this_one() -> None:
+def test_a_newly_opened_job_does_not_show_the_page_of_another_job() -> None:
     lines = drawn(View(job="bert"), job_seen())
     assert lines[0] == "bert"
-    assert "asking …" in lines
+    assert "reading …" in lines
     assert not any("stands still" in each for each in lines)
 
 
-def test_what_others_wrote_moves_no_cursor() -> None:
+def test_control_characters_in_a_finding_are_replaced() -> None:
     finding = model.Finding(kind="stalled", text="rank 3 \x1b[2J\n stands")
     assert drawn(View(job="gpt"), job_seen(detail=looked.job(finding)))[1] == "! rank 3 ?[2J? stands"
 
@@ -208,7 +208,7 @@ def test_sorting_goes_through_the_columns_that_are_there() -> None:
         view = pressed(["s"], view, seen)
         assert view is not None
         names.append(view.order.by)
-    columns = ["WORKER", "HOST", "STEP", "PHASE", "HEARD", "COMPUTE", "PEERS", "SELF", "STUCK", "RANK"]
+    columns = ["WORKER", "HOST", "STEP", "PHASE", "SEEN", "COMPUTE", "PEERS", "SELF", "STUCK", "RANK"]
     assert names == [*columns, "WORKER"]
     without = job_seen(ranks=looked.ranks(scores=False))
     at = pressed(["s"] * 7, View(job="gpt"), without)
@@ -219,7 +219,7 @@ def test_sorting_goes_through_the_columns_that_are_there() -> None:
     assert back.order.by == "STUCK"
 
 
-def test_the_ranks_that_need_a_look_come_first_and_silent_ones_last() -> None:
+def test_ranks_with_the_worst_values_come_first_and_silent_ranks_last() -> None:
     seen = job_seen()
     worst = pressed([">"] * 7, View(job="gpt"), seen)  # sorted by the score against other ranks
     assert worst is not None
@@ -250,15 +250,15 @@ def test_enter_opens_the_rank_under_the_cursor_and_esc_goes_back_to_its_place() 
     opened = pressed(["r", "j", "j", "enter"], View(job="gpt"), seen)
     assert opened is not None
     assert (opened.rank, opened.on) == (5, 5)
-    assert drawn(opened, seen)[1] == "asking …"
-    assert drawn(opened, job_seen(rank=4, one=looked.rank(4)))[1] == "asking …", "that is another rank"
+    assert drawn(opened, seen)[1] == "reading …"
+    assert drawn(opened, job_seen(rank=4, one=looked.rank(4)))[1] == "reading …", "that is another rank"
     back = pressed(["s", "esc"], opened, seen)
     assert back == replace(opened, rank=None), "ranks are not sorted where they are not seen"
     assert pressed(["esc"], replace(opened, rank=None), seen) == View(order=opened.order)
     assert pressed(["enter"], View(job="gpt"), job_seen(ranks=None)) == View(job="gpt")
 
 
-def test_the_cursor_stays_on_its_rank_when_the_rows_are_sorted_anew() -> None:
+def test_the_cursor_stays_on_its_rank_when_the_rows_are_resorted() -> None:
     def sorted_by_time(compute_us: tuple[int, ...]) -> Seen:
         return job_seen(ranks=replace(looked.ranks(8), compute_us=compute_us))
 
@@ -282,7 +282,7 @@ def test_the_cursor_stays_on_its_rank_when_the_rows_are_sorted_anew() -> None:
     assert (top.rank, back.rank) == (7, 0), "at the top it is on whichever comes first"
 
 
-def test_the_page_of_a_rank_says_where_it_stands_and_what_it_wrote_last() -> None:
+def test_the_page_of_a_rank_shows_its_step_stack_and_last_output() -> None:
     seen = job_seen(rank=3, one=looked.rank(3))
     assert drawn(View(job="gpt", rank=3), seen) == [
         "gpt  rank 3                                                    via coordinator-2",
@@ -307,7 +307,7 @@ def test_the_page_of_a_rank_says_where_it_stands_and_what_it_wrote_last() -> Non
         looked.rank(3), finding="", stack="", log_file="", log=(), log_before=None, devices=(), step=None
     )
     lines = drawn(View(job="gpt", rank=3), job_seen(rank=3, one=nothing))
-    assert "stack     none is there: a stuck rank has one" in lines
+    assert "stack     none: only a stuck rank has one" in lines
     assert "wrote     its agent keeps no output: strata run --log-dir" in lines
     lines = drawn(View(job="gpt", rank=3), job_seen(rank=3, one=replace(nothing, log_file=None)))
     assert "wrote     not known (yet): its agent has not answered" in lines
@@ -325,7 +325,7 @@ def test_the_page_of_a_rank_scrolls_to_its_last_line_and_back() -> None:
     assert drawn(up, seen)[-2] == "before    began in generation 3, exited with 1: CUDA error"
 
 
-def test_help_takes_any_key_to_go_away_but_q_quits() -> None:
+def test_any_key_closes_the_help_and_q_quits() -> None:
     helped = pressed(["?"], View(job="gpt"), job_seen())
     assert helped is not None
     assert "quit" in "".join(drawn(helped, job_seen()))
@@ -378,7 +378,7 @@ def test_a_page_is_read_with_all_its_parts_and_the_slow_ones_rarely() -> None:
     assert again.checkpoints is seen.checkpoints
 
 
-def test_the_page_of_a_rank_is_read_alone_and_the_job_is_there_when_it_is_left() -> None:
+def test_the_page_of_a_rank_is_read_alone_and_the_job_is_kept() -> None:
     client = Answers(jobs_gpt_history=plain(looked.history(100)), jobs_gpt_ranks_3=plain(looked.rank(3)))
     seen = look(client.resource, "gpt")
     client.asked.clear()
@@ -390,7 +390,7 @@ def test_the_page_of_a_rank_is_read_alone_and_the_job_is_there_when_it_is_left()
     assert (back.one, back.rank, back.checkpoints) == (None, None, seen.checkpoints)
 
 
-def test_a_rank_that_is_there_no_more_says_so() -> None:
+def test_a_removed_rank_is_shown_with_the_error() -> None:
     news = threading.Event()
     client = Answers(jobs_gpt_ranks_9=NotFound("no rank 9"))
     reader = Reader(client, job_seen(), on_news=news.set)
@@ -435,7 +435,7 @@ def test_a_member_that_has_ended_is_grey_and_one_that_was_lost_red(how: str, sty
     assert [str(span.style) for span in row.spans if span.start == at] == ([style] if style else [])
 
 
-def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:
+def test_a_failed_read_keeps_the_last_page_and_shows_the_error() -> None:
     news = threading.Event()
     client = Answers(jobs_gpt=Unavailable("no coordinator answered within 2 s"))
     first = job_seen()
@@ -457,7 +457,7 @@ def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:
 TOO_LARGE = "/jobs/gpt/ranks has 301000 bytes, and an answer at most 262080"
 
 
-def test_a_part_that_does_not_fit_into_an_answer_costs_that_part_and_not_the_page() -> None:
+def test_a_part_too_large_for_an_answer_is_left_out_and_the_page_is_shown() -> None:
     client = Answers(
         jobs_gpt=plain(looked.job()),
         jobs_gpt_ranks=QuotaExceeded(TOO_LARGE, hint="ask for it over HTTP"),
@@ -487,6 +487,6 @@ def test_a_part_that_does_not_fit_into_an_answer_costs_that_part_and_not_the_pag
     assert "not_shown" not in whole.as_json()
 
 
-def test_the_picture_in_the_documentation_is_what_it_draws() -> None:
+def test_the_documented_screen_is_the_one_that_top_draws() -> None:
     page = Path(__file__).resolve().parents[4] / "docs" / "cli.md"
     assert "\n".join(["```text", *drawn(View(job="gpt"), job_seen()), "```"]) in page.read_text()

@@ -15,7 +15,7 @@ def series(begin: int, *values: float | None, name: str = "loss") -> dict[str, A
     }
 
 
-def test_a_newer_history_takes_the_place_of_what_it_covers() -> None:
+def test_a_newer_history_replaces_the_span_it_covers() -> None:
     found = merged(series(0, 1.0, 2.0, None), series(2000, 3.0, 4.0))
     assert found == series(0, 1.0, 2.0, 3.0, 4.0)
 
@@ -34,11 +34,11 @@ def test_no_more_than_ten_minutes_are_kept() -> None:
     assert history["series"]["loss"]["values"][-1] == 2.0
 
 
-def test_a_history_after_a_long_gap_is_taken_alone() -> None:
+def test_after_a_long_gap_only_the_new_history_is_kept() -> None:
     assert merged(series(0, 1.0), series(10**9, 2.0)) == series(10**9, 2.0)
 
 
-def test_nothing_new_leaves_what_is_there() -> None:
+def test_an_empty_history_changes_nothing() -> None:
     nothing = {"from_unix_ms": 0, "interval_ms": 1000, "series": {}}
     assert merged(series(0, 1.0), nothing) == series(0, 1.0)
     assert merged(None, nothing) == nothing

@@ -42,7 +42,7 @@ def test_keys_open_sort_scroll_and_quit() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda each: each.name)
-def test_a_signal_ends_it_and_the_terminal_is_as_before(number: signal.Signals) -> None:
+def test_a_signal_ends_top_and_restores_the_terminal(number: signal.Signals) -> None:
     with Screen(PROGRAM) as screen:
         screen.wait_for("Enter open")
         os.kill(screen.pid, number)
@@ -50,7 +50,7 @@ def test_a_signal_ends_it_and_the_terminal_is_as_before(number: signal.Signals) 
         assert screen.is_restored()
 
 
-def test_ctrl_c_ends_it() -> None:
+def test_ctrl_c_ends_top() -> None:
     with Screen(PROGRAM) as screen:
         screen.wait_for("Enter open")
         screen.press("\x03")
@@ -58,7 +58,7 @@ def test_ctrl_c_ends_it() -> None:
         assert screen.is_restored()
 
 
-def test_ctrl_z_gives_the_terminal_back_until_it_goes_on() -> None:
+def test_ctrl_z_restores_the_terminal_until_top_resumes() -> None:
     with Screen(PROGRAM) as screen:
         screen.wait_for("Enter open")
         screen.press("\x1a")
@@ -82,7 +82,7 @@ def test_an_error_leaves_the_terminal_as_before() -> None:
         assert screen.is_restored()
 
 
-def test_a_smaller_window_is_filled_as_well() -> None:
+def test_top_fills_a_smaller_window_after_a_resize() -> None:
     with Screen(PROGRAM, columns=120, rows=40) as screen:
         screen.wait_for("RANKS/ON")
         screen.forget()
@@ -107,5 +107,5 @@ def test_a_smaller_window_is_filled_as_well() -> None:
         (b"\xc3\xa9", []),
     ],
 )
-def test_bytes_are_keys(data: bytes, keys: list[str]) -> None:
+def test_input_bytes_are_split_into_keys(data: bytes, keys: list[str]) -> None:
     assert split_keys(data) == keys

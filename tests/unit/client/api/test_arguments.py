@@ -14,21 +14,21 @@ from strata.v1.members_pb2 import RankProgress
 
 
 @pytest.mark.parametrize("value", [2**70, -1, 1.5, "7", None, True, 1 << 20_000], ids=type)
-def test_what_is_no_step_is_refused(value: Any) -> None:
+def test_an_invalid_step_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="step") as error:
         arguments.integer("step", value, below=2**63)
     assert error.value.hint
     assert len(error.value.message) < 200
 
 
-def test_a_step_may_be_numpys() -> None:
+def test_a_step_may_be_a_numpy_integer() -> None:
     step = arguments.integer("step", np.int64(7), below=2**63)
     assert type(step) is int
     assert RankProgress(step=arguments.integer("step", 2**63 - 1, below=2**63)).step == 2**63 - 1
 
 
 @pytest.mark.parametrize("value", ["5", math.nan, math.inf, 0, -1, 1e300, 10**400, True, [1]])
-def test_what_is_no_timeout_is_refused(value: Any) -> None:
+def test_an_invalid_timeout_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="timeout_s") as error:
         arguments.timeout(value)
     assert error.value.hint
@@ -49,7 +49,7 @@ def test_a_payload_is_bytes(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", b"0", 0, [2], [-1], [0.5], ["0"], [2**70]])
-def test_ranks_are_of_the_world(value: Any) -> None:
+def test_ranks_must_be_within_the_world(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="rank") as error:
         arguments.ranks(value, 2)
     assert "0 to 1" in error.value.hint

@@ -53,7 +53,7 @@ def refuse(error: errors.StrataError) -> object:
     return answer
 
 
-def test_the_snippet_of_the_design(server: UnaryServer) -> None:
+def test_the_example_of_the_design_document_works(server: UnaryServer) -> None:
     world = CoordinatorClient.connect(f"http://{server.address}").heartbeat(worker_id="node-01")
     assert world == World()
     (request,) = server.asked_for(RegisterRequest)
@@ -71,7 +71,7 @@ def test_later_heartbeats_name_boot_and_incarnation(server: UnaryServer) -> None
         assert (beat.job, beat.boot, beat.incarnation) == ("j", client.boot, 11)
 
 
-def test_a_worker_given_up_for_silence_is_registered_anew_by_its_old_name(server: UnaryServer) -> None:
+def test_a_worker_removed_for_silence_registers_again_under_its_old_name(server: UnaryServer) -> None:
     with CoordinatorClient.connect(server.address) as client:
         client.register(worker_id="n", slots=4)
         server.answers[HeartbeatRequest] = refuse(errors.NotFound("gone"))  # type: ignore[assignment]
@@ -81,7 +81,7 @@ def test_a_worker_given_up_for_silence_is_registered_anew_by_its_old_name(server
         assert (first.boot, first.slots) == (second.boot, second.slots)
 
 
-def test_leaving_is_for_ones_own_workers(server: UnaryServer) -> None:
+def test_a_client_can_leave_only_for_workers_that_it_registered(server: UnaryServer) -> None:
     with CoordinatorClient.connect(server.address) as client:
         with pytest.raises(errors.InvalidArgument):
             client.leave(worker_id="n")
@@ -146,7 +146,7 @@ def test_a_replica_that_does_not_answer_is_left_for_one_that_does(server: UnaryS
                 assert time.monotonic() - began < 1
 
 
-def test_when_nobody_answers_each_is_named_with_its_error() -> None:
+def test_when_no_coordinator_answers_the_error_names_each_endpoint() -> None:
     ports = free_ports(2)
     client = CoordinatorClient.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=1.0)
     began = time.monotonic()
@@ -181,7 +181,7 @@ def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
         assert len(server.asked_for(GetJobRequest)) == 1
 
 
-def test_nobody_goes_back_in_time(server: UnaryServer) -> None:
+def test_a_client_sends_the_newest_revision_that_it_has_seen(server: UnaryServer) -> None:
     server.answers[GetWorldRequest] = lambda _: GetWorldResponse()
     with CoordinatorClient.connect(server.address) as client:
         for revision in (100, 90, 120):
@@ -194,7 +194,7 @@ def test_nobody_goes_back_in_time(server: UnaryServer) -> None:
             client.world()
 
 
-def test_a_client_goes_on_once_the_control_plane_is_restored(server: UnaryServer) -> None:
+def test_a_client_continues_after_the_control_plane_is_restored(server: UnaryServer) -> None:
     server.answers[GetWorldRequest] = lambda _: GetWorldResponse()
     with CoordinatorClient.connect(server.address) as client:
         server.revision = 100
@@ -234,7 +234,7 @@ def test_giving_up_a_replica_does_not_cut_off_another_threads_call(server: Unary
             assert len(slow) == 1
 
 
-def test_closing_is_not_the_end(server: UnaryServer) -> None:
+def test_a_closed_client_can_be_used_again(server: UnaryServer) -> None:
     client = CoordinatorClient.connect(server.address)
     client.status()
     client.close()
@@ -243,7 +243,7 @@ def test_closing_is_not_the_end(server: UnaryServer) -> None:
     client.close()
 
 
-def test_a_request_that_no_service_takes(server: UnaryServer) -> None:
+def test_a_request_without_a_service_is_refused(server: UnaryServer) -> None:
     with CoordinatorClient.connect(server.address) as client, pytest.raises(errors.InvalidArgument):
         client.call(World())
 
@@ -251,7 +251,7 @@ def test_a_request_that_no_service_takes(server: UnaryServer) -> None:
 # -- datasets
 
 
-def test_shards_come_with_their_files(server: UnaryServer) -> None:
+def test_assigned_shards_carry_their_uris(server: UnaryServer) -> None:
     server.answers[GetAssignmentRequest] = lambda request: GetAssignmentResponse(
         dataset=Dataset(name="train", shards=4, uri="s3://b/part-{shard:03d}"),
         assign_epoch=2,
@@ -278,7 +278,7 @@ def test_shards_come_with_their_files(server: UnaryServer) -> None:
     registry.close()
 
 
-def test_nobody_is_told_too_early_that_it_owns_nothing(server: UnaryServer) -> None:
+def test_get_assigned_shards_waits_for_an_assignment_with_its_worker(server: UnaryServer) -> None:
     states = [
         GetAssignmentResponse(dataset=Dataset(name="d", shards=2)),
         GetAssignmentResponse(dataset=Dataset(name="d", shards=2), assign_epoch=1, workers=["w0"]),
@@ -344,7 +344,9 @@ def test_without_endpoints_the_environment_names_coordinators_and_job(
         assert client.job == "bert"
 
 
-def test_without_the_environment_the_file_names_them(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
+def test_the_config_file_gives_endpoints_and_job_if_the_environment_does_not(
+    server: UnaryServer, bare: pytest.MonkeyPatch
+) -> None:
     Path("strata.toml").write_text(f'endpoints = ["{server.address}"]\njob = "of-the-file"\n')
     with CoordinatorClient.connect() as client:
         assert (client.status().answered_by, client.job) == ("one", "of-the-file")
@@ -353,15 +355,15 @@ def test_without_the_environment_the_file_names_them(server: UnaryServer, bare: 
         assert client.job == "of-the-environment"
 
 
-def test_endpoints_that_are_passed_count_alone(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
+def test_explicit_endpoints_ignore_the_environment(server: UnaryServer, bare: pytest.MonkeyPatch) -> None:
     bare.setenv("STRATA_ENDPOINTS", "127.0.0.1:1")
     bare.setenv("STRATA_JOB", "gpt")
     with CoordinatorClient.connect(server.address) as client:
         assert (client.status().answered_by, client.job) == ("one", "default")
 
 
-def test_where_nothing_names_a_coordinator_the_error_says_what_to_set(bare: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.ConfigError, match="nothing names a coordinator") as raised:
+def test_a_missing_coordinator_address_is_an_error_that_names_the_settings(bare: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.ConfigError, match="no coordinator is named") as raised:
         CoordinatorClient.connect()
     assert raised.value.hint == (
         "set STRATA_ENDPOINTS to host:port,host:port…, or `endpoints` in strata.toml, or pass them:"

@@ -33,7 +33,7 @@ def deleted(*, revision: int) -> KeyEvent:
         pytest.param([], id="a resync has left it out"),
     ],
 )
-def test_a_dataset_registered_again_is_heard_of_anew(
+def test_assignments_of_a_reregistered_dataset_are_delivered_again(
     monkeypatch: pytest.MonkeyPatch, between: list[WatchResponse]
 ) -> None:
     responses = [

@@ -66,7 +66,7 @@ def saved(cluster: Cluster, catalog: CoordinatedCatalog, step: int) -> Checkpoin
     )
 
 
-def test_a_lost_push_is_made_up_for_by_asking() -> None:
+def test_a_lost_push_is_replaced_by_polling() -> None:
     cluster = Cluster(a=1)
     cluster.pushes = False
     catalog = catalog_of(cluster.port(0), ask_again_s=0.01)
@@ -75,7 +75,7 @@ def test_a_lost_push_is_made_up_for_by_asking() -> None:
     assert catalog.wait(record, _is_committed, timeout_s=LIMIT_S, cancelled=NEVER).sealed
 
 
-def test_lost_answers_are_asked_for_again_with_the_same_request() -> None:
+def test_a_request_whose_answer_is_lost_is_sent_again_unchanged() -> None:
     cluster = Cluster(a=1)
     catalog = catalog_of(cluster.port(0))
     cluster.lose_answers = 1
@@ -101,7 +101,7 @@ def test_without_any_coordinator_a_save_waits_its_time_and_no_longer() -> None:
     assert max(port.timeouts) <= 0.6
 
 
-def test_who_stands_waits_for_coordinators_as_long_as_it_does() -> None:
+def test_saves_wait_beyond_their_limit_while_the_rank_outlasts_an_outage() -> None:
     cluster = Cluster(a=1)
     cluster.down = True
     catalog, looks = catalog_of(cluster.port(0), save_wait_s=0.3), itertools.count(1)
@@ -135,7 +135,7 @@ def test_coordinators_that_return_in_time_are_enough() -> None:
     assert catalog.begin(SaveRequest(step=20)).state is CheckpointState.OPEN
 
 
-def test_who_waits_learns_that_another_rank_gave_up() -> None:
+def test_a_waiting_rank_learns_that_another_rank_aborted() -> None:
     cluster = Cluster(a=1, b=1)
     catalogs = [catalog_of(cluster.port(rank)) for rank in (0, 1)]
     records = [catalog.begin(SaveRequest(step=20)) for catalog in catalogs]
@@ -156,7 +156,7 @@ def test_an_abort_that_comes_too_late_returns_the_commit() -> None:
     assert catalog.abort(record, "late").state is CheckpointState.COMMITTED
 
 
-def test_a_wait_ends_by_time_or_by_cancelling_and_says_who_is_missing() -> None:
+def test_a_wait_ends_by_timeout_or_cancellation_and_names_the_missing_ranks() -> None:
     cluster = Cluster(a=1, b=1)
     catalog = catalog_of(cluster.port(0))
     record = catalog.begin(SaveRequest(step=20))
@@ -181,7 +181,7 @@ def test_a_rank_of_an_ended_generation_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize("cleared", [False, True])
-def test_a_late_rank_is_told_that_the_attempt_was_given_up(cleared: bool) -> None:
+def test_a_late_rank_learns_that_the_attempt_was_aborted(cleared: bool) -> None:
     cluster = Cluster(a=1, b=1)
     catalogs = [catalog_of(cluster.port(rank)) for rank in (0, 1)]
     record = catalogs[0].begin(SaveRequest(step=20))
@@ -200,7 +200,7 @@ def test_a_late_rank_is_told_that_the_attempt_was_given_up(cleared: bool) -> Non
         )
 
 
-def test_news_from_the_past_changes_nothing() -> None:
+def test_an_outdated_notification_changes_nothing() -> None:
     cluster = Cluster(a=1)
     catalog = catalog_of(cluster.port(0))
     record = saved(cluster, catalog, 20)
@@ -217,7 +217,7 @@ def test_news_from_the_past_changes_nothing() -> None:
     assert catalog.wait(record, _is_committed, timeout_s=LIMIT_S, cancelled=NEVER).latest
 
 
-def test_where_the_run_begins_needs_no_coordinator() -> None:
+def test_the_restore_point_needs_no_coordinator() -> None:
     cluster = Cluster(a=1)
     assert catalog_of(cluster.port(0)).restore_point() is None
     cluster.down = True

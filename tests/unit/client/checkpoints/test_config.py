@@ -124,9 +124,9 @@ def test_keys_lie_below_the_decoded_prefix() -> None:
         ({"storage_path": "s3://bucket", "endpoint_url": "https://u:p@x"}, "a user or a password in it"),
         ({"storage_path": "s3://bucket", "endpoint_url": "https://x:99999"}, "no URL"),
         ({"storage_path": "/data", "replica_path": "/data"}, "storage path itself"),
-        ({"storage_path": "/data", "keep_every_steps": 10}, "what to keep"),
-        ({"storage_path": "/data", "keep_count": 1, "keep_best": 2}, "what to keep"),
-        ({"storage_path": "/data", "keep_count": 1, "best_metric": "loss"}, "what to keep"),
+        ({"storage_path": "/data", "keep_every_steps": 10}, "retention: "),
+        ({"storage_path": "/data", "keep_count": 1, "keep_best": 2}, "retention: "),
+        ({"storage_path": "/data", "keep_count": 1, "best_metric": "loss"}, "retention: "),
         ({"storage_path": "/data", "keep_count": 1, "best_mode": "lowest"}, "best_mode"),
         ({"storage_path": "/data", "replica_path": 5}, "replica_path is a int"),
     ],
@@ -142,7 +142,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 
 @pytest.mark.parametrize("name", ["storage_path", "replica_path", "checkpoint_dir"])
-def test_what_is_no_path_is_refused_with_a_hint_at_one(name: str) -> None:
+def test_a_value_that_is_no_path_is_refused_with_a_path_hint(name: str) -> None:
     settings: dict[str, Any] = {name: 5}
     with pytest.raises(ConfigError) as caught:
         CheckpointManagerConfig(**settings)
@@ -150,7 +150,7 @@ def test_what_is_no_path_is_refused_with_a_hint_at_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["storage_type", "bucket", "endpoint_url", "region"])
-def test_what_is_no_text_is_refused_without_a_word_of_a_path(name: str) -> None:
+def test_a_value_that_is_no_text_is_refused_without_a_path_hint(name: str) -> None:
     settings: dict[str, Any] = {"storage_path": "s3://bucket", name: 5}
     with pytest.raises(ConfigError, match=f"{name} is a int, not text") as caught:
         CheckpointManagerConfig(**settings)
@@ -180,12 +180,12 @@ def test_what_is_no_text_is_refused_without_a_word_of_a_path(name: str) -> None:
         {"io_threads": 65},
     ],
 )
-def test_a_setting_that_is_none_is_named(setting: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_named(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
         CheckpointManager("x", **setting)
 
 
-def test_what_is_no_client_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_invalid_client_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="client is a int") as error:
         CheckpointManager(tmp_path / "root", client=5)  # type: ignore[arg-type]  # wrong on purpose
     assert "strata.connect()" in error.value.hint

@@ -82,9 +82,7 @@ def test_all_ranks_commit_together(cluster: Cluster, tmp_path: Path) -> None:
         assert ranks[0].all_steps() == [20]
 
 
-def test_the_next_world_begins_where_it_is_told_each_rank_with_its_own(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_each_rank_restores_its_own_state_from_the_restore_point(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         save(ranks, 20, w=np.ones(2))
     cluster.next_world()
@@ -97,16 +95,16 @@ def test_the_next_world_begins_where_it_is_told_each_rank_with_its_own(
         save(ranks, 40)
 
 
-def test_the_newest_on_disk_is_not_where_a_world_begins(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_world_starts_from_its_restore_point_not_from_the_newest_on_disk(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     with managers(cluster, tmp_path) as ranks:
         save(ranks, 20)
     with managers(cluster, tmp_path) as ranks:
         assert ranks[0].restore({"rank": None}) is None
 
 
-def test_a_storage_path_that_has_nothing_of_it_is_told_with_where_it_lies(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_restore_from_the_wrong_storage_path_names_the_right_one(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path / "one") as ranks:
         save(ranks, 20)
     with (
@@ -116,7 +114,7 @@ def test_a_storage_path_that_has_nothing_of_it_is_told_with_where_it_lies(
         ranks[0].restore({"rank": None})
 
 
-def test_a_commit_without_its_marker_is_marked_by_who_restores(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_restoring_rank_writes_the_missing_marker_of_a_commit(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         save(ranks, 20)
     (marker,) = tmp_path.glob(f"job/*/{MARKER}")
@@ -160,9 +158,7 @@ def test_a_rank_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) ->
 # -- another number of ranks ------------------------------------------------------------------
 
 
-def test_what_every_rank_had_at_a_key_is_read_of_the_manifests_alone(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_each_ranks_text_at_a_key_is_read_from_the_manifests_alone(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         infos = [
             manager.save_state({"own": {"text": f"of {rank}", "w": np.zeros(3)}}, 20)
@@ -176,7 +172,9 @@ def test_what_every_rank_had_at_a_key_is_read_of_the_manifests_alone(
         assert ranks[1].texts_of_ranks(checkpoint, "gone", "text") == {}
 
 
-def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_path: Path) -> None:
+def test_additional_ranks_take_over_the_values_of_rank_0_below_a_path(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     with managers(cluster, tmp_path) as ranks:
         for info in [
             manager.save_state({"own": {"loader": {"at": rank, "seen": [rank]}}}, 20)
@@ -229,7 +227,7 @@ def test_going_back_by_hand_stops_saving_in_this_generation(cluster: Cluster, tm
             ranks[0].save_state(state, 60)
 
 
-def test_loading_a_part_is_no_going_back(cluster: Cluster, tmp_path: Path) -> None:
+def test_loading_a_partial_checkpoint_does_not_stop_saves(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         for info in [m.save_state({"model": np.ones(2)}, 20, 0, "model_only") for m in ranks]:
             info.wait(LIMIT_S)
@@ -246,7 +244,7 @@ def test_loading_a_part_is_no_going_back(cluster: Cluster, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("again", [True, False], ids=["its slot was taken again", "another step was saved"])
 @pytest.mark.parametrize("marked", [True, False])
-def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(
+def test_leftovers_of_an_aborted_save_are_removed_unless_storage_has_its_marker(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: bool, again: bool
 ) -> None:
     def full(info: object) -> None:
@@ -332,7 +330,7 @@ def test_a_copy_becomes_a_tier_of_the_record_and_outlives_the_first_storage(
             assert list(state["weights"]) == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_what_is_deleted_meanwhile_is_not_copied(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_being_deleted_is_not_copied(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path / "near", replica_path=tmp_path / "far", keep_count=1) as both:
         refused = threading.Event()
 
@@ -369,7 +367,7 @@ def incremental(both: list[Any], step: int, become: CheckpointType) -> list[Chec
 
 
 @pytest.mark.parametrize("when", ["begun", "sealed"])
-def test_what_cannot_be_copied_for_its_base_left_is_told_and_the_next_one_is_whole(
+def test_an_incremental_whose_base_left_the_tier_fails_to_copy(
     cluster: Cluster, tmp_path: Path, when: str
 ) -> None:
     with managers(cluster, tmp_path / "near", replica_path=tmp_path / "far") as both:
@@ -419,7 +417,7 @@ class Refusing:
         (PermissionDenied("not for you"), CheckpointError),
     ],
 )
-def test_only_what_is_not_wanted_any_more_is_left_without_a_word(
+def test_a_copy_report_raises_refused_only_if_the_copy_is_not_needed(
     error: StrataError, told: type[StrataError]
 ) -> None:
     report = CopyReports(cast("CoordinatedCatalog", Refusing(error)), root="s3://far")

@@ -32,7 +32,7 @@ def cluster() -> Cluster:
     return Cluster(a=1)
 
 
-def test_a_rank_that_cannot_begin_says_so_and_ends_with_its_generation(
+def test_a_rank_that_cannot_restore_reports_damage_and_ends_with_its_generation(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with manager(cluster, tmp_path) as ckpt:
@@ -56,7 +56,7 @@ def test_a_rank_that_cannot_begin_says_so_and_ends_with_its_generation(
     assert "rank-00000.safetensors" in reports[0].reason
 
 
-def test_what_is_read_right_the_second_time_is_what_was_saved(
+def test_an_intact_second_read_is_restored_without_a_damage_report(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with manager(cluster, tmp_path) as ckpt:
@@ -86,7 +86,7 @@ def saved_by_two_hosts(tmp_path: Path) -> Cluster:
     return cluster
 
 
-def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Path) -> None:
+def test_a_rank_whose_report_is_refuted_fails_at_once(tmp_path: Path) -> None:
     """The other host read the saved bytes intact, so this host's memory or disk controller is faulty."""
     cluster = saved_by_two_hosts(tmp_path)
     damage(tmp_path, 10)
@@ -110,7 +110,7 @@ def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Pa
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
 
-def test_a_missing_file_is_no_damage_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_but_is_not_damage(cluster: Cluster, tmp_path: Path) -> None:
     """The file may come back with a mount: the rank asks no other host, and restores no older step."""
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10, 20)
@@ -125,7 +125,7 @@ def test_a_missing_file_is_no_damage_and_is_named(cluster: Cluster, tmp_path: Pa
 
 
 @pytest.mark.parametrize("lost", ["the folder", "a file"])
-def test_a_catalog_that_lost_the_newest_names_what_lies_intact_in_storage(
+def test_a_failed_restore_names_intact_checkpoints_missing_from_the_catalog(
     cluster: Cluster, tmp_path: Path, lost: str
 ) -> None:
     """etcd was restored from a backup: storage no longer has its newest checkpoint, and it knows no later ones."""
@@ -213,7 +213,7 @@ class Away(LocalStorage):
         raise StorageError(f"{name}: Input/output error")
 
 
-def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
+def test_a_waiting_rank_learns_that_the_other_host_cannot_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = saved_by_two_hosts(tmp_path)
@@ -261,9 +261,7 @@ def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
     return reports
 
 
-def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_damage_of_the_near_copy_is_not_reported_for_the_far_one(cluster: Cluster, tmp_path: Path) -> None:
     near, far = saved_twice(cluster, tmp_path)
     damage(near, 10)
     reports = reports_to(cluster)
@@ -282,9 +280,7 @@ def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
     assert [(r.tier, r.generation) for r in reports] == [("primary", 1), ("replica", 1)]
 
 
-def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_copy(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_host_without_the_near_copy_reports_nothing_about_it(cluster: Cluster, tmp_path: Path) -> None:
     near, far = saved_twice(cluster, tmp_path)
     near.rename(tmp_path / "on the host that saved")  # each host has a disk of its own at this path
     damage(far, 10)
@@ -297,7 +293,7 @@ def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_co
     assert [(r.tier, r.generation) for r in reports] == [("replica", 1)]
 
 
-def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_request_during_a_maintenance_pass_starts_another_pass(cluster: Cluster, tmp_path: Path) -> None:
     looks: list[str] = []
     going, go_on = threading.Event(), threading.Event()
 
@@ -319,7 +315,7 @@ def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster,
     assert looks == ["h"] * 4, "two passes: to look, and to tidy"
 
 
-def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_path: Path) -> None:
+def test_damage_found_by_step_is_reported_and_ends_no_generation(cluster: Cluster, tmp_path: Path) -> None:
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10, 20)
         damage(tmp_path, 10)
@@ -332,7 +328,7 @@ def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_pat
     assert state_of(cluster, 10) is CheckpointState.COMMITTED, "host-a, where the member is, must look"
 
 
-def test_a_maintenance_task_that_no_thread_can_be_had_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_maintenance_task_is_skipped_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 

@@ -56,7 +56,9 @@ def kept_by(count: int, *, all_stay: bool) -> Keep:
 
 @pytest.mark.parametrize("all_stay", [True, False])
 @pytest.mark.parametrize("earlier", [True, False])
-def test_of_one_storage(all_stay: bool, earlier: bool) -> None:
+def test_save_requests_to_one_storage_do_not_grow_with_kept_checkpoints(
+    all_stay: bool, earlier: bool
+) -> None:
     """This also holds for checkpoints of an earlier process: this process verifies them with its first save."""
 
     def asked(kept: int) -> Counter[str]:
@@ -77,7 +79,7 @@ def test_of_one_storage(all_stay: bool, earlier: bool) -> None:
 
 
 @pytest.mark.parametrize("all_stay", [True, False])
-def test_of_two_storages(all_stay: bool) -> None:
+def test_save_requests_to_two_storages_do_not_grow_with_kept_checkpoints(all_stay: bool) -> None:
     def asked(kept: int) -> tuple[Counter[str], Counter[str]]:
         near, far = Counting(), Counting()
         storage, keep = TieredStorage(near, far), kept_by(kept, all_stay=all_stay)
@@ -94,7 +96,9 @@ def test_of_two_storages(all_stay: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("all_stay", [True, False])
-def test_of_s3(all_stay: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_save_requests_to_s3_do_not_grow_with_kept_checkpoints(
+    all_stay: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -122,7 +126,9 @@ def test_of_s3(all_stay: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("by_dcp", [True, False])
-def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
+def test_save_requests_to_coordinators_do_not_grow_with_kept_checkpoints(
+    by_dcp: bool, tmp_path: Path
+) -> None:
     import torch  # noqa: PLC0415  # imported by this test only
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save  # noqa: PLC0415  # as above
 
@@ -143,7 +149,7 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
                 if by_dcp:
                     dcp_save({"w": torch.zeros(3)}, checkpoint_id=str(step), storage_writer=one)
                     for thread in threading.enumerate():
-                        if thread.name == "strata-tidying":
+                        if thread.name == "strata-garbage-collection":
                             thread.join()
                 else:
                     one.save_state({"w": np.zeros(3)}, step).wait()
@@ -159,7 +165,9 @@ def test_of_coordinators(by_dcp: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("looked_at", [LocalCatalog.all, LocalCatalog.latest])
-def test_an_older_one_stays_while_the_newest_is_damaged_however_often_it_was_proven(looked_at: Any) -> None:
+def test_an_older_checkpoint_is_kept_while_the_newest_is_damaged_even_after_verification(
+    looked_at: Any,
+) -> None:
     """The damage comes after this process verified every checkpoint, and no read has happened since."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
@@ -175,7 +183,7 @@ def test_an_older_one_stays_while_the_newest_is_damaged_however_often_it_was_pro
     ]
 
 
-def test_one_that_another_process_half_removed_is_swept() -> None:
+def test_a_checkpoint_half_deleted_by_another_process_is_removed() -> None:
     storage = MemoryStorage()
     earlier, catalog = local_catalog(storage), local_catalog(storage, start=50)
     for step in (1, 2):

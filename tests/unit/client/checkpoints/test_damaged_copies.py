@@ -78,7 +78,7 @@ EACH = [(pattern, damage) for pattern in FILES for damage in (flip, cut, remove)
 
 
 @pytest.mark.parametrize(("pattern", "damage"), EACH)
-def test_a_good_far_copy_is_taken_and_said(
+def test_an_intact_far_copy_is_restored_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, damage: Damage
 ) -> None:
     save(tmp_path, 1, 2)
@@ -91,7 +91,7 @@ def test_a_good_far_copy_is_taken_and_said(
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [one for one in EACH if one != ("COMMIT", remove)])
-def test_where_no_copy_is_good_the_step_before_is_taken_loudly(
+def test_without_a_good_copy_the_previous_step_is_restored_and_an_error_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, damage: Damage
 ) -> None:
     save(tmp_path, 1)
@@ -106,7 +106,7 @@ def test_where_no_copy_is_good_the_step_before_is_taken_loudly(
 
 
 @pytest.mark.parametrize(("pattern", "damage"), [one for one in EACH if one != ("COMMIT", remove)])
-def test_where_nothing_is_good_it_is_no_new_beginning(tmp_path: Path, pattern: str, damage: Damage) -> None:
+def test_a_restore_fails_if_every_checkpoint_is_damaged(tmp_path: Path, pattern: str, damage: Damage) -> None:
     save(tmp_path, 1, copied=False)
     damaged(tmp_path / "near", 1, pattern, damage)
     with pytest.raises(CheckpointCorrupt, match=pattern) as error:
@@ -114,7 +114,7 @@ def test_where_nothing_is_good_it_is_no_new_beginning(tmp_path: Path, pattern: s
     assert "copy" in error.value.hint
 
 
-def test_only_where_there_never_was_any_there_is_none(tmp_path: Path) -> None:
+def test_a_restore_returns_none_only_for_an_empty_root(tmp_path: Path) -> None:
     assert restored(tmp_path) is None
 
 
@@ -141,7 +141,7 @@ def flip_first(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("near", "far"), [(flip, flip_first), (flip_first, flip), (flip_first, cut)])
-def test_two_damaged_copies_are_named_and_repair_makes_a_whole_one(
+def test_two_damaged_copies_are_named_and_repair_makes_a_whole_copy(
     tmp_path: Path, near: Damage, far: Damage
 ) -> None:
     save(tmp_path, 1, 2)
@@ -167,7 +167,7 @@ def test_any_two_different_files_may_be_damaged_one_in_each_copy_for_a_repair(
     assert repaired(tmp_path, 2) == 2
 
 
-def test_a_repair_takes_along_what_an_incremental_needs_and_is_none_where_both_are_damaged(
+def test_a_repair_includes_an_incrementals_base_and_fails_if_both_copies_are_damaged(
     tmp_path: Path,
 ) -> None:
     with two(tmp_path) as manager:
@@ -214,9 +214,7 @@ WHOLE_ONCE = [CheckpointType.FULL, CheckpointType.INCREMENTAL]
 
 
 @pytest.mark.parametrize("damage", [flip, flip_first, remove])
-def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_anew(
-    tmp_path: Path, damage: Damage
-) -> None:
+def test_no_save_builds_on_a_damaged_checkpoint_until_a_full_save(tmp_path: Path, damage: Damage) -> None:
     """Nor does a save build on a checkpoint that only the far storage has: each copy is complete by itself."""
     save(tmp_path, 2)
     damaged(tmp_path / "near", 2, "*.safetensors", damage)
@@ -226,9 +224,7 @@ def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_ane
 
 
 @pytest.mark.parametrize("far", [True, False])
-def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
-    tmp_path: Path, far: bool
-) -> None:
+def test_an_incremental_does_not_use_a_base_that_a_restore_found_damaged(tmp_path: Path, far: bool) -> None:
     """Steps 2 and 3 both take their weights from step 1, and only step 2 was read."""
     settings: dict[str, Any] = {"replica_path": tmp_path / "far"} if far else {}
     with CheckpointManager(tmp_path / "near", capture_rng=False, **settings) as manager:
@@ -246,7 +242,7 @@ def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
     assert_whole(tmp_path / "near", 5)
 
 
-def test_nothing_is_built_on_an_image_that_the_copier_found_damaged(tmp_path: Path) -> None:
+def test_an_incremental_does_not_use_a_base_that_the_copier_found_damaged(tmp_path: Path) -> None:
     """Only the copier read the image, and its copy fails. The state in memory is intact and is saved whole."""
     with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
         manager.save_state(state(7) | {"hot": 1}, 1).wait(20)
@@ -273,7 +269,7 @@ def assert_whole(root: Path, step: int, *, value: int = 7) -> None:
         assert np.array_equal(found["weights"], state(value)["weights"])  # type: ignore[arg-type]  # an array
 
 
-def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> None:
+def test_no_save_builds_on_a_checkpoint_skipped_as_damaged(tmp_path: Path) -> None:
     """Its manifests are intact, so it is the newest checkpoint, but the bytes of an unchanged tensor are damaged."""
     with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
         for step in (1, 2):
@@ -283,7 +279,7 @@ def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> 
     assert_whole(tmp_path / "near", 4)
 
 
-def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(
+def test_a_damaged_copy_with_the_other_unreachable_is_an_error_not_an_older_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1, 2)
@@ -301,7 +297,7 @@ def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(
             manager.restore(state(0))
 
 
-def test_what_ranks_saved_as_text_comes_from_the_far_copy_too(tmp_path: Path) -> None:
+def test_rank_texts_come_from_the_far_copy_if_the_near_one_is_damaged(tmp_path: Path) -> None:
     with two(tmp_path) as manager:
         manager.save_state({**state(1), "cursor": {"shard": "seven"}}, 1)
     damaged(tmp_path / "near", 1, "rank-00000.json", flip)
@@ -310,7 +306,7 @@ def test_what_ranks_saved_as_text_comes_from_the_far_copy_too(tmp_path: Path) ->
         assert manager.texts_of_ranks(checkpoint, "cursor", "shard") == {0: "seven"}
 
 
-def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = LocalStorage.sink
 
     def broken(storage: LocalStorage, name: str) -> Sink:

@@ -84,31 +84,31 @@ def test_the_messages_of_all_ranks_come_in_their_order() -> None:
 @pytest.mark.parametrize(
     "theirs", [other(attempt="a2"), other(step=8), other(stage=0)], ids=["attempt", "step", "stage"]
 )
-def test_a_round_with_a_message_of_another_save_or_stage_counts_for_nobody(theirs: bytes) -> None:
+def test_a_round_with_a_message_of_another_save_or_stage_is_repeated(theirs: bytes) -> None:
     script = Script(lambda mine: {0: mine, 1: theirs}, met)
     assert say(script) == [b"mine", b"rank"]
     assert (len(script.sent), script.looks) == (2, 1)
 
 
-def test_what_this_rank_sent_for_an_earlier_save_is_not_taken_for_its_message_now() -> None:
+def test_a_ranks_message_for_an_earlier_save_is_not_reused() -> None:
     """A call that timed out leaves its arrival open, and the next call receives the outcome of that round."""
     before = other(attempt="a0", step=6)
     script = Script(lambda _: {0: before, 1: before}, met)
     assert say(script) == [b"mine", b"rank"]
 
 
-def test_a_round_that_lacks_a_rank_counts_for_nobody() -> None:
+def test_a_round_without_every_rank_is_repeated() -> None:
     script = Script(lambda mine: {0: mine}, met)
     assert say(script) == [b"mine", b"rank"]
 
 
-def test_who_is_late_is_waited_for_and_who_does_not_answer_is_asked_again() -> None:
+def test_a_late_rank_is_waited_for_and_an_unanswered_round_is_retried() -> None:
     script = Script(LATE, Unavailable("nobody"), LATE, met)
     assert say(script) == [b"mine", b"rank"]
     assert len(set(script.sent)) == 1, "the same message in every round"
 
 
-def test_a_rank_that_did_not_hear_the_last_outcome_asks_for_it_although_the_others_have_acked() -> None:
+def test_a_rank_that_missed_the_outcome_requests_it_even_after_the_others_acked() -> None:
     script = Script(Unavailable("cut off"), met, found=dataclasses.replace(RECORD, acked=frozenset({1})))
     assert say(script) == [b"mine", b"rank"]
 
@@ -141,7 +141,9 @@ def test_a_late_rank_passes_rounds_that_broke_without_it_at_once() -> None:
     ],
     ids=["aborted", "does not compare", "died", "stale", "late for good", "nobody answers"],
 )
-def test_what_ends_a_comparison(rounds: Any, found: Any, error: type[Exception], says: str) -> None:
+def test_aborts_lost_ranks_and_timeouts_end_a_comparison(
+    rounds: Any, found: Any, error: type[Exception], says: str
+) -> None:
     script = Script(*rounds, found=found)
     if error is Unavailable:  # let each round take a moment
         wait = script.barrier
@@ -157,7 +159,7 @@ def test_a_save_is_cancelled_between_two_rounds() -> None:
         say(Script(LATE), cancelled=cancelled)
 
 
-def test_a_session_that_fails_at_once_is_not_asked_without_a_pause() -> None:
+def test_a_failing_session_is_retried_with_a_pause() -> None:
     script = Script(*[Unavailable("nobody")] * 10**4)
     with pytest.raises(Unavailable, match="nobody"):
         say(script, wait_s=0.3)

@@ -70,7 +70,7 @@ def test_a_state_is_saved_and_restored(manager: CheckpointManager) -> None:
     assert state["progress"] == {"step": 7}
 
 
-def test_there_may_be_nothing_to_restore(
+def test_an_empty_root_has_nothing_to_restore(
     manager: CheckpointManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = {"w": np.ones(1)}
@@ -98,7 +98,7 @@ def test_random_generators_are_part_of_a_state(tmp_path: Path) -> None:
         assert random.random() == after
 
 
-def test_an_explicit_step_is_restored_and_what_follows_is_newer(tmp_path: Path) -> None:
+def test_a_save_after_restoring_an_explicit_step_becomes_the_latest(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         for step in (20, 40):
             manager.save_state({"a": step}, step)
@@ -137,7 +137,7 @@ def test_a_folder_in_the_place_of_a_file_is_corruption(tmp_path: Path, name: str
 # -- retention --------------------------------------------------------------------------------
 
 
-def test_a_corrupt_one_is_kept_until_there_are_enough_newer_ones(tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_kept_until_enough_newer_ones_exist(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, keep_count=2) as manager:
         manager.save(b"1", 1).wait(LIMIT_S)
         images(tmp_path)[0].unlink()
@@ -197,7 +197,7 @@ def test_a_root_of_coordinators_is_refused(tmp_path: Path) -> None:
         CheckpointManager(tmp_path)
 
 
-def test_looking_writes_nothing(tmp_path: Path) -> None:
+def test_a_restore_writes_nothing(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "root") as manager:
         manager.restore({})
     assert not (tmp_path / "root").exists()
@@ -210,7 +210,7 @@ def fails(info: object) -> None:
     raise StorageError("disk full")
 
 
-def test_the_context_raises_what_a_save_failed_of(tmp_path: Path) -> None:
+def test_leaving_the_context_raises_the_error_of_a_failed_save(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="disk full"), CheckpointManager(tmp_path) as manager:
         manager.save(b"x", 1, progress=fails)
 
@@ -270,7 +270,7 @@ def folders(root: Path) -> list[int]:
 # -- delete -----------------------------------------------------------------------------------
 
 
-def test_a_deleted_step_is_gone_with_its_bytes(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_a_deleted_step_is_removed_with_its_bytes(manager: CheckpointManager, tmp_path: Path) -> None:
     save(manager, 1, 2, 3)
     manager.delete(2)
     assert (manager.all_steps(), folders(tmp_path)) == ([1, 3], [1, 3])
@@ -280,7 +280,9 @@ def test_a_deleted_step_is_gone_with_its_bytes(manager: CheckpointManager, tmp_p
         manager.delete(-1)
 
 
-def test_what_is_needed_is_not_deleted(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_the_newest_step_and_a_base_in_use_are_not_deleted(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
     save(manager, 1)
     with pytest.raises(Refused, match="step 1 is the newest"):
         manager.delete(1)
@@ -344,7 +346,7 @@ def test_a_step_is_due_once_and_by_the_interval(tmp_path: Path) -> None:
         CheckpointManagerConfig(save_interval_steps=0)
 
 
-def test_ranks_agree_on_what_is_due_whatever_is_committed_meanwhile(tmp_path: Path) -> None:
+def test_due_saves_depend_on_the_restore_point_and_not_on_later_commits(tmp_path: Path) -> None:
     cluster = Cluster(a=1)
     with coordinated.manager(cluster, tmp_path) as manager:
         coordinated.save(manager, 1, 2)
@@ -376,7 +378,7 @@ def test_a_save_is_in_progress_until_it_is_committed(tmp_path: Path) -> None:
 # -- the original names of settings -----------------------------------------------------------
 
 
-def test_a_configuration_may_be_given_by_its_other_names_and_in_the_first_place(tmp_path: Path) -> None:
+def test_a_config_may_use_alias_names_and_be_the_first_argument(tmp_path: Path) -> None:
     config = CheckpointManagerConfig(storage_backend="local", checkpoint_dir=str(tmp_path), keep_count=5)
     with CheckpointManager(config, keep_count=2) as manager:
         assert (manager.directory, manager.config.keep_count) == (tmp_path, 2)
@@ -396,7 +398,7 @@ def steps_in(root: Path) -> dict[int, Path]:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(
+def test_a_checkpoint_that_cannot_be_removed_is_reported_and_blocks_no_other(
     tmp_path: Path, ended: bool
 ) -> None:
     """It may be a committed checkpoint or the rest of an unfinished save."""
@@ -422,7 +424,7 @@ def test_what_cannot_be_removed_is_told_and_keeps_nothing_else_from_going(
     assert set(steps_in(tmp_path)) == {6}
 
 
-def test_the_marker_goes_first_or_nothing_does_and_then_all_that_can() -> None:
+def test_deletion_removes_the_marker_first_and_then_everything_possible() -> None:
     storage, held = MemoryStorage(), {MARKER}
     names = [MARKER, "manifest.json", "rank-00000.safetensors", "rank-00000.json", "rank-00001.safetensors"]
     storage.objects |= {f"f/{name}": b"x" for name in names}
@@ -445,7 +447,7 @@ def test_the_marker_goes_first_or_nothing_does_and_then_all_that_can() -> None:
     assert not storage.objects
 
 
-def test_an_unfinished_file_that_cannot_be_removed_keeps_no_other(
+def test_an_unremovable_temporary_file_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "f"

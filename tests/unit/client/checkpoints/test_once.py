@@ -88,7 +88,7 @@ def assert_restored(
 
 
 @pytest.mark.parametrize("kind", [CheckpointType.FULL, CheckpointType.INCREMENTAL])
-def test_equal_in_one_save_and_different_in_the_next(
+def test_tensors_may_be_equal_in_one_save_and_different_in_the_next(
     cluster: Cluster, tmp_path: Path, kind: CheckpointType
 ) -> None:
     differs = [[], ["model.large", "model.running_mean"], ["model.running_mean"], []]
@@ -111,7 +111,7 @@ def test_equal_in_one_save_and_different_in_the_next(
             assert_restored(ranks, step, states)
 
 
-def test_the_ranks_write_shares_of_what_is_equal_and_hash_it_once(
+def test_ranks_share_the_writing_of_equal_tensors_and_hash_them_once(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with managers(cluster, tmp_path, **AS_RANKS) as ranks:
@@ -142,7 +142,7 @@ def test_bytes_and_parts_of_a_state_are_written_once_too(cluster: Cluster, tmp_p
             assert manager.load_bytes(3) == b"of rank %d" % rank
 
 
-def test_a_rank_beyond_the_saving_world_takes_what_was_equal(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rank_beyond_the_saving_world_restores_the_equal_tensors(cluster: Cluster, tmp_path: Path) -> None:
     states = [state_of_rank(rank, differs=["model.running_mean"]) for rank in range(3)]
     with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         save(ranks, 1, states)
@@ -160,7 +160,7 @@ def test_a_rank_beyond_the_saving_world_takes_what_was_equal(cluster: Cluster, t
         assert np.array_equal(here["model"]["large"], states[0]["model"]["large"])
 
 
-def test_the_trainer_waits_for_nobody(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_trainer_does_not_wait_for_other_ranks(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path, **AS_RANKS) as ranks:
         begun = time.monotonic()
         infos = [ranks[0].save_state(state_of_rank(0), 1)]
@@ -213,7 +213,7 @@ def test_a_rank_that_does_not_compare_is_named(cluster: Cluster, tmp_path: Path)
 
 
 @pytest.mark.parametrize("settings", [{"replicated": False}, {"low_memory": True}])
-def test_each_rank_writes_its_own_where_nothing_is_compared(
+def test_without_comparison_each_rank_writes_its_own_tensors(
     cluster: Cluster, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     states = [state_of_rank(rank) for rank in range(3)]
@@ -235,7 +235,7 @@ def test_each_rank_writes_its_own_where_nothing_is_compared(
         assert_restored(ranks, 1, states)
 
 
-def test_what_is_declared_must_be_equal(cluster: Cluster, tmp_path: Path) -> None:
+def test_tensors_that_are_declared_replicated_must_be_equal(cluster: Cluster, tmp_path: Path) -> None:
     states = [state_of_rank(rank, differs=["model.bias"]) for rank in range(3)]
     with managers(cluster, tmp_path, **AS_RANKS, replicated=["optim"]) as ranks:
         assert save(ranks, 1, states) <= 1.02 * tensors_bytes(states[0])

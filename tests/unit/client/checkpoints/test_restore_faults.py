@@ -31,7 +31,7 @@ def save(root: Path, *steps: int) -> None:
 
 @pytest.mark.parametrize("call", ["open", "preadv"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
-def test_what_a_device_cannot_read_is_an_error_and_no_older_step_is_taken(
+def test_a_device_read_error_is_raised_and_no_older_step_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     save(tmp_path, 1, 2)
@@ -60,7 +60,7 @@ def test_what_a_device_cannot_read_is_an_error_and_no_older_step_is_taken(
 
 
 @pytest.mark.parametrize("document", [Manifest, RankManifest, Marker])
-def test_what_a_newer_release_saved_is_neither_damaged_nor_passed_over(
+def test_a_checkpoint_of_a_newer_release_is_neither_damaged_nor_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: type[Any]
 ) -> None:
     save(tmp_path, 1, 2)

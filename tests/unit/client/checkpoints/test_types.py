@@ -87,14 +87,14 @@ def test_opaque_bytes_are_compared_too(manager: CheckpointManager) -> None:
     assert manager.load_bytes() == data
 
 
-def test_a_process_builds_on_what_another_saved(tmp_path: Path) -> None:
+def test_an_incremental_builds_on_a_checkpoint_of_another_process(tmp_path: Path) -> None:
     state = a_state()
     for step in (1, 2, 3):
         with CheckpointManager(tmp_path / "root", capture_rng=False) as manager:
             assert saved(manager, state, step) == (0 if step > 1 else 4 * CHUNK_BYTES + 40)
 
 
-def test_after_going_back_the_restored_one_is_not_mixed_up_with_what_was_given_up(
+def test_an_incremental_after_a_rollback_ignores_the_abandoned_steps(
     manager: CheckpointManager,
 ) -> None:
     state = a_state()
@@ -110,7 +110,7 @@ def test_after_going_back_the_restored_one_is_not_mixed_up_with_what_was_given_u
 
 
 @pytest.mark.parametrize("harm", ["image", "manifest", "truncated"])
-def test_a_base_that_is_damaged_is_not_built_on(
+def test_an_incremental_does_not_use_a_damaged_base(
     manager: CheckpointManager, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved(manager, a_state(), 1)
@@ -128,7 +128,7 @@ def test_a_base_that_is_damaged_is_not_built_on(
     assert manager.restore(a_state()) is not None
 
 
-def test_a_flipped_bit_of_a_base_is_found_in_all_that_use_it_and_the_one_before_is_taken(
+def test_a_flipped_bit_of_a_base_fails_its_users_and_an_earlier_checkpoint_is_restored(
     manager: CheckpointManager, tmp_path: Path
 ) -> None:
     state = a_state()
@@ -150,7 +150,7 @@ def test_a_flipped_bit_of_a_base_is_found_in_all_that_use_it_and_the_one_before_
 # -- files that Incrementals use are kept -----------------------------------------------------
 
 
-def test_what_an_incremental_uses_stays_as_long_as_it_does(tmp_path: Path) -> None:
+def test_a_base_checkpoint_stays_as_long_as_an_incremental_uses_it(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "root", capture_rng=False, keep_count=2) as manager:
         state = a_state()
         for step in range(1, 6):
@@ -175,7 +175,7 @@ def a_training(fill: float = 1.0) -> dict[str, Any]:
     return {"model": net, "optimizer": moments, "progress": {"step": 5}}
 
 
-def test_a_part_holds_its_keys_and_is_no_point_to_begin_from(
+def test_a_partial_checkpoint_holds_only_its_keys_and_is_not_a_restore_point(
     manager: CheckpointManager, tmp_path: Path
 ) -> None:
     training = a_training()
@@ -214,7 +214,9 @@ def test_of_several_checkpoints_the_first_that_holds_a_key_counts(manager: Check
     assert (state["model"].tolist(), state["rest"]) == ([1, 1], 1)
 
 
-def test_a_part_lacks_the_other_keys_and_nothing_is_changed(manager: CheckpointManager) -> None:
+def test_restoring_a_partial_checkpoint_into_a_whole_state_fails_and_changes_nothing(
+    manager: CheckpointManager,
+) -> None:
     saved(manager, {"model": np.ones(2), "rest": 2}, 2, MODEL_ONLY)
     state: dict[str, Any] = {"model": np.zeros(2), "rest": 9}
     with pytest.raises(
@@ -242,7 +244,7 @@ def test_an_incremental_does_not_build_on_a_part(manager: CheckpointManager) -> 
 
 
 @pytest.mark.parametrize("kind", [MODEL_ONLY, OPTIMIZER_ONLY])
-def test_a_part_of_nothing_names_the_keys_and_the_patterns(
+def test_an_empty_partial_checkpoint_is_refused_with_its_keys_and_patterns(
     manager: CheckpointManager, kind: CheckpointType
 ) -> None:
     with pytest.raises(CheckpointError, match=rf"{kind.name} would hold nothing .*'weights'") as caught:
@@ -251,7 +253,7 @@ def test_a_part_of_nothing_names_the_keys_and_the_patterns(
     assert manager.all_checkpoints() == []
 
 
-def test_which_keys_are_which_can_be_told(tmp_path: Path) -> None:
+def test_model_and_optimizer_keys_are_configurable(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "root", model_keys=["net", "ema.*"], optimizer_keys=["m"]) as manager:
         state = {"net": np.zeros(1), "ema.1": np.ones(1), "m": np.zeros(2), "model": np.ones(3)}
         saved(manager, state, 1, MODEL_ONLY)
@@ -260,7 +262,7 @@ def test_which_keys_are_which_can_be_told(tmp_path: Path) -> None:
     assert safetensors.numpy.load_file(image(tmp_path, 2)).keys() == {"m"}
 
 
-def test_a_step_that_holds_a_part_is_not_taken_for_the_whole(manager: CheckpointManager) -> None:
+def test_a_step_with_a_partial_checkpoint_conflicts_with_a_full_save(manager: CheckpointManager) -> None:
     state = {"model": np.zeros(1), "rest": 1}
     saved(manager, state, 1, MODEL_ONLY)
     with pytest.raises(Conflict, match="step 1 is saved already, as model_only"):
@@ -276,6 +278,6 @@ def test_a_type_may_be_given_by_its_name(manager: CheckpointManager, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["fully", None, 3])
-def test_what_is_no_type_is_refused(manager: CheckpointManager, kind: Any) -> None:
+def test_an_unknown_checkpoint_type_is_refused(manager: CheckpointManager, kind: Any) -> None:
     with pytest.raises(InvalidArgument, match="no type of a checkpoint"):
         manager.save_state({"a": 1}, 1, 0, kind)

@@ -32,7 +32,9 @@ def cluster() -> Cluster:
 # -- the retention policy ---------------------------------------------------------------------
 
 
-def test_the_rules_are_handed_over_and_what_they_give_up_is_removed(cluster: Cluster, tmp_path: Path) -> None:
+def test_retention_rules_are_sent_to_the_coordinator_and_unretained_steps_removed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {
         "keep_count": 1,
         "keep_every_steps": 40,
@@ -56,7 +58,7 @@ def test_without_a_rule_the_policy_of_the_job_is_left_alone(cluster: Cluster, tm
     assert SetRetentionRequest not in cluster.answers
 
 
-def test_a_policy_holds_from_the_start_and_no_limit_takes_an_older_one_away(
+def test_a_policy_holds_from_the_start_and_an_unlimited_one_replaces_an_older_limit(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     for keep_count, rules in ((2, Keep(latest=2)), (0, Keep())):
@@ -82,7 +84,7 @@ def no_policy(why: StrataError) -> Callable[[object], None]:
 @pytest.mark.parametrize(
     "why", [Unavailable("nobody is there"), Refused("generation 2 does not exist yet; 1 is current")]
 )
-def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
+def test_a_policy_that_is_rejected_for_now_is_sent_again_later(
     cluster: Cluster, tmp_path: Path, why: StrataError
 ) -> None:
     """A refused policy fails no save. The second case occurs after etcd was restored from a backup."""
@@ -98,7 +100,7 @@ def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
 @pytest.mark.parametrize(
     "why", [PermissionDenied("role trainer may not SetRetention"), Unauthenticated("who is it?")]
 )
-def test_a_policy_that_this_caller_may_not_set_is_an_error_of_who_asked_for_it(
+def test_a_policy_without_permission_is_an_error_for_its_caller(
     cluster: Cluster, tmp_path: Path, why: StrataError
 ) -> None:
     """No later attempt can succeed, and without the policy every checkpoint stays."""
@@ -171,7 +173,7 @@ def test_a_save_that_storage_has_as_committed_is_adopted_and_not_cleared(
         assert ckpt.restore({"w": np.zeros(4)}, step=10) is not None
 
 
-def test_what_lies_in_another_storage_is_left_to_those_who_have_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_host_leaves_checkpoints_in_other_storages_alone(cluster: Cluster, tmp_path: Path) -> None:
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10, 20)
     elsewhere = LocalStorage(tmp_path / "other", nonce=lambda: "n")
@@ -182,7 +184,7 @@ def test_what_lies_in_another_storage_is_left_to_those_who_have_it(cluster: Clus
     assert len(list(tmp_path.glob("job/step-*"))) == 2
 
 
-def test_another_host_looks_at_what_one_found_damaged_and_says_that_it_is_sound(tmp_path: Path) -> None:
+def test_another_host_checks_a_corruption_report_and_clears_it(tmp_path: Path) -> None:
     cluster = Cluster(a=1, b=1)
     with managers(cluster, tmp_path) as ranks:
         for info in [m.save_state({"w": np.full(4, 10.0)}, 10) for m in ranks]:
@@ -200,7 +202,7 @@ def test_another_host_looks_at_what_one_found_damaged_and_says_that_it_is_sound(
 
 
 @pytest.mark.parametrize("step", [10, None])
-def test_going_back_to_the_beginning_later_is_a_reader_for_latest_names_another_by_then(
+def test_a_second_restore_of_the_restore_point_opens_it_as_a_reader(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int | None
 ) -> None:
     with manager(cluster, tmp_path) as ckpt:
@@ -224,7 +226,7 @@ def test_going_back_to_the_beginning_later_is_a_reader_for_latest_names_another_
         assert cluster.view().view.names(readers) == []
 
 
-def test_a_restore_by_step_is_a_reader_and_that_of_the_beginning_needs_none(
+def test_a_restore_by_step_opens_a_reader_and_a_restore_at_the_start_needs_none(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with manager(cluster, tmp_path) as ckpt:

@@ -115,7 +115,7 @@ async def test_another_worker_or_other_endpoints_are_another_session(met: FakeRe
 
 
 @in_rig(coordinator)
-async def test_after_the_last_one_closed_connecting_joins_anew(met: FakeReplica) -> None:
+async def test_connecting_after_the_last_client_closed_joins_again(met: FakeReplica) -> None:
     for number in (1, 2):
         client = await joined(met, number)
         again = await connect()
@@ -126,7 +126,7 @@ async def test_after_the_last_one_closed_connecting_joins_anew(met: FakeReplica)
 
 
 @in_rig(coordinator)
-async def test_a_standalone_trainer_in_a_restored_cluster_counts_its_rounds_anew(met: FakeReplica) -> None:
+async def test_a_standalone_trainer_restarts_its_round_count_in_a_restored_cluster(met: FakeReplica) -> None:
     async def round_of(client: RankClient, number: int) -> int:
         meeting = asyncio.create_task(client._barrier("b", b"", (), None))
         arrival = (await met.next("arrivals", after=number)).arrivals[0]
@@ -148,7 +148,7 @@ async def test_a_standalone_trainer_in_a_restored_cluster_counts_its_rounds_anew
 
 @pytest.mark.parametrize("code", [0, 75])
 @in_rig(coordinator)
-async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(
+async def test_an_exit_during_an_outage_is_reported_once_coordinators_return(
     met: FakeReplica, code: int
 ) -> None:
     """Otherwise the training would be done and its members presumed dead, and the job would wait for them for ever."""
@@ -165,7 +165,7 @@ async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(
 
 
 @in_rig(coordinator)
-async def test_an_end_that_nobody_ever_hears_holds_nobody_up_for_ever(met: FakeReplica) -> None:
+async def test_an_exit_that_cannot_be_reported_does_not_block_for_ever(met: FakeReplica) -> None:
     client = await joined(met)
     met.down()
     began = asyncio.get_running_loop().time()
@@ -174,7 +174,7 @@ async def test_an_end_that_nobody_ever_hears_holds_nobody_up_for_ever(met: FakeR
 
 
 @in_rig(coordinator)
-async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_time(met: FakeReplica) -> None:
+async def test_a_wait_for_another_threads_join_keeps_its_own_timeout(met: FakeReplica) -> None:
     join = asyncio.create_task(connect())
     await greeted(met, 1)
     with pytest.raises(errors.Unavailable, match="within 2 s"):
@@ -184,7 +184,7 @@ async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_t
 
 
 @in_rig(coordinator)
-async def test_who_gives_up_while_its_registration_is_under_way_leaves(met: FakeReplica) -> None:
+async def test_a_client_that_times_out_during_its_registration_leaves(met: FakeReplica) -> None:
     met.welcoming = False
     join = asyncio.create_task(connect(timeout_s=2.0))
     await asyncio.sleep(3.0)
@@ -217,18 +217,18 @@ async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
 
 
 @in_rig(coordinator, up=False)
-async def test_without_a_limit_somebody_must_answer_all_the_same(met: FakeReplica) -> None:
+async def test_without_a_limit_a_coordinator_must_still_answer_within_300_s(met: FakeReplica) -> None:
     with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 300 s"):
         await connect(timeout_s=None)
 
 
-def test_endpoints_and_job_come_from_the_file_where_nobody_says_them(
+def test_endpoints_and_job_come_from_the_file_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "STRATA_JOB"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(errors.ConfigError, match="nor knows a coordinator") as raised:
+    with pytest.raises(errors.ConfigError, match="and knows no coordinator") as raised:
         strata.connect(timeout_s=0.2)
     assert "strata.toml" in raised.value.hint
 

@@ -13,7 +13,7 @@ from strata.v1.members_pb2 import RankEvidence
 from strata.v1.session_pb2 import Down, Inspect, Tick
 
 
-async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
+async def test_a_rank_is_inspected_once_at_a_time(tmp_path: Path) -> None:
     log, crashed, go = tmp_path / "log", tmp_path / "crashed", asyncio.Event()
     reported: list[tuple[int, RankEvidence]] = []
     log.write_text("first\nsecond\n")
@@ -56,7 +56,7 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
     assert looks == 3
 
 
-async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path: Path) -> None:
+async def test_a_failed_inspection_is_logged_and_the_next_one_is_answered(tmp_path: Path) -> None:
     reported, fails, unhandled = list[tuple[int, RankEvidence]](), True, list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
 
@@ -72,7 +72,7 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path
         gc.collect()  # asyncio reports an unretrieved error when its task is collected
         await asyncio.sleep(0)
     assert [(line["event"], line["rank"], line["reason"]) for line in logs] == [
-        ("rank.not_looked_at", 3, "OSError: no more processes")
+        ("rank.not_inspected", 3, "OSError: no more processes")
     ]
     assert not unhandled
     fails = False
@@ -91,7 +91,7 @@ def test_the_last_lines_of_a_large_file(tmp_path: Path) -> None:
     assert lines[-1] == "line 4999 �"
 
 
-def test_a_file_that_cannot_be_read_says_why_and_is_not_called_empty(tmp_path: Path) -> None:
+def test_an_unreadable_log_file_is_shown_with_its_error_and_not_as_empty(tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
     assert last_lines(missing) == [f"({missing} cannot be read: No such file or directory)"]
     assert last_lines(tmp_path) == [f"({tmp_path} cannot be read: Is a directory)"]

@@ -100,7 +100,7 @@ def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
     assert ranks.each[0].begun.wait(LIMIT_S), "or the leader would end the generation at once"
 
 
-def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
+def test_a_notice_of_another_generation_or_of_a_scale_is_ignored() -> None:
     (rank,) = Ranks(1).each
     point = PreemptionPoint(rank, storage_uri="x")
     assert not point.reached(1)
@@ -116,7 +116,7 @@ def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_newer_generation_agrees_anew(broken: bool) -> None:
+def test_each_generation_agrees_on_a_stop_separately(broken: bool) -> None:
     """It does so whether the generation before agreed or not, and for a notice that arrived before the rejoin."""
     ranks = Ranks(1)
     (rank,) = ranks.each
@@ -136,7 +136,7 @@ def test_a_newer_generation_agrees_anew(broken: bool) -> None:
     assert point.reached(4)
 
 
-def test_a_client_that_tells_of_no_world_is_never_asked_to_stop() -> None:
+def test_a_client_without_a_world_is_never_preempted() -> None:
     class Bare:
         generation = 1
 

@@ -79,7 +79,7 @@ async def test_each_call_is_the_next_round_of_its_name(r: Rig, client: RankClien
 
 
 @of_rank()
-async def test_rounds_begin_after_the_worlds_floors(r: Rig, client: RankClient) -> None:
+async def test_rounds_begin_after_the_barrier_floors_of_the_world(r: Rig, client: RankClient) -> None:
     r.serving.world(1, barrier_floors={"a": 4})
     await asyncio.sleep(0.01)
     left_open(client, "a")
@@ -105,7 +105,7 @@ async def test_a_local_deadline_is_unavailable_and_the_retry_is_the_same_round(
 
 
 @in_virtual_time()
-async def test_the_end_of_a_round_that_nobody_waits_for_any_more_is_logged_by_nobody() -> None:
+async def test_an_abandoned_round_logs_no_unhandled_error() -> None:
     """From Python 3.14 on, asyncio hands the failure of a shielded future to the loop, which prints it."""
     logged: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
@@ -137,7 +137,7 @@ async def test_an_outcome_that_came_between_two_calls_is_delivered_and_not_skipp
 
 
 @of_rank()
-async def test_breaks_are_raised_with_who_was_missing_and_end_the_round(r: Rig, client: RankClient) -> None:
+async def test_a_broken_round_ends_and_its_error_names_the_missing_ranks(r: Rig, client: RankClient) -> None:
     call = barrier(client)
     end(r, await arrived(r, 0), BARRIER_RESULT_TIMED_OUT, 1)
     with pytest.raises(errors.BarrierTimeout) as timeout:
@@ -179,7 +179,7 @@ async def test_a_newer_world_makes_every_call_stale_until_it_is_joined(r: Rig, c
 
 
 @of_rank()
-async def test_rejoining_says_that_it_waits_only_when_it_does(
+async def test_a_rejoin_logs_its_wait_only_if_it_waits(
     r: Rig, client: RankClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     client._session._observer = client._shared_session.watcher
@@ -212,7 +212,7 @@ async def test_a_refused_arrival_does_not_count(r: Rig, client: RankClient) -> N
 
 
 @of_rank()
-async def test_a_failed_job_and_an_ended_session_say_so(r: Rig, client: RankClient) -> None:
+async def test_check_raises_after_a_failed_job_or_an_ended_session(r: Rig, client: RankClient) -> None:
     r.serving.world(1, phase=JOB_PHASE_FAILED, phase_reason="three generations without a step")
     await asyncio.sleep(0.01)
     with pytest.raises(errors.JobFailed, match="three generations"):
@@ -250,7 +250,7 @@ async def test_a_standalone_trainer_waits_for_a_world_with_a_place() -> None:
 
 
 @of_rank()
-async def test_clients_of_one_seat_share_its_rounds_and_the_last_one_leaves(
+async def test_clients_of_a_shared_session_share_its_rounds_and_the_last_one_leaves(
     r: Rig, first: RankClient
 ) -> None:
     r.serving.answer = lambda up: (
@@ -273,7 +273,7 @@ async def test_clients_of_one_seat_share_its_rounds_and_the_last_one_leaves(
 
 
 @in_virtual_time()
-async def test_a_bug_in_an_observer_ends_nothing() -> None:
+async def test_a_failing_observer_callback_does_not_stop_the_others() -> None:
     watcher, seen = RankObserver(), []
 
     def broken(_: Checkpoint) -> None:
@@ -298,7 +298,7 @@ def test_a_round_open_here_is_not_skipped_by_a_floor() -> None:
         assert book.next_round("a") == 4
 
 
-def test_what_an_outcome_means() -> None:
+def test_a_released_outcome_has_payloads_and_an_unknown_result_is_refused() -> None:
     released = BarrierOutcome(result=BARRIER_RESULT_RELEASED, payloads={1: b"x"})
     assert payloads_of(released) == {1: b"x"}
     with pytest.raises(errors.Refused):
@@ -306,7 +306,7 @@ def test_what_an_outcome_means() -> None:
 
 
 @of_rank()
-async def test_of_several_steps_the_newest_is_sent_with_what_all_of_them_cost(
+async def test_a_report_carries_the_newest_step_and_the_times_of_all_steps(
     r: Rig, client: RankClient
 ) -> None:
     reports = reports_of(r)
@@ -353,9 +353,7 @@ async def test_steps_that_follow_each_other_wake_the_background_thread_up_once(
 
 
 @of_rank()
-async def test_what_is_told_of_the_training_is_made_only_for_a_report_that_is_sent(
-    r: Rig, client: RankClient
-) -> None:
+async def test_a_training_report_is_built_only_if_it_is_sent(r: Rig, client: RankClient) -> None:
     reports = reports_of(r)
     made: list[int] = []
 
@@ -375,9 +373,7 @@ async def test_what_is_told_of_the_training_is_made_only_for_a_report_that_is_se
 
 
 @of_rank()
-async def test_what_a_rank_reported_in_a_generation_that_ended_is_not_sent_in_the_next(
-    r: Rig, client: RankClient
-) -> None:
+async def test_progress_of_an_ended_generation_is_not_sent_in_the_next(r: Rig, client: RankClient) -> None:
     reports = reports_of(r)
     client.progress(7, "step")
     client._shared_session.place = replace(client._shared_session.place, generation=2)
@@ -389,7 +385,7 @@ async def test_what_a_rank_reported_in_a_generation_that_ended_is_not_sent_in_th
 
 
 @of_rank()
-async def test_a_step_counts_though_what_is_to_be_said_of_the_training_cannot_be_made(
+async def test_a_step_is_reported_even_if_its_training_report_cannot_be_built(
     r: Rig, client: RankClient
 ) -> None:
     reports = reports_of(r)
@@ -418,7 +414,9 @@ def calls(r: Rig) -> list[HoldSavesRequest]:
 
 
 @of_rank()
-async def test_every_word_of_the_rank_carries_the_hold_until_it_is_over(r: Rig, client: RankClient) -> None:
+async def test_every_report_of_the_rank_carries_the_save_hold_until_it_ends(
+    r: Rig, client: RankClient
+) -> None:
     client.progress(20, "step")
     assert not (await last_said(r, 1)).HasField("save_hold")
     client.hold_saves(HOLD)
@@ -435,7 +433,7 @@ async def test_every_word_of_the_rank_carries_the_hold_until_it_is_over(r: Rig, 
 
 
 @of_rank(2)
-async def test_a_hold_is_put_on_record_though_replicas_go_and_not_after_it_is_over(
+async def test_a_save_hold_is_recorded_once_despite_failovers_and_not_after_it_ends(
     r: Rig, client: RankClient
 ) -> None:
     client.hold_saves(HOLD)
@@ -455,7 +453,7 @@ async def test_a_hold_is_put_on_record_though_replicas_go_and_not_after_it_is_ov
 
 
 @of_rank()
-async def test_nobody_is_troubled_when_the_session_is_over(r: Rig, client: RankClient) -> None:
+async def test_a_hold_after_the_session_ended_raises_no_error(r: Rig, client: RankClient) -> None:
     await r.session.leave()
     client.hold_saves(HOLD)
     await asyncio.sleep(1)
@@ -464,7 +462,7 @@ async def test_nobody_is_troubled_when_the_session_is_over(r: Rig, client: RankC
 # -- a rank logs each kind of connection failure once, not once a try or an endpoint
 
 
-def test_tries_at_several_endpoints_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_tries_at_several_endpoints_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     watcher = RankObserver()
     with caplog.at_level(logging.WARNING, logger="strata.client"):
         for _ in range(3):

@@ -48,7 +48,7 @@ async def closing(code: int, *, owns_member: bool = True) -> None:
     ],
     ids=repr,
 )
-def test_what_leaves_the_block_says_how_the_rank_ended(
+def test_the_exception_that_leaves_the_block_sets_the_exit_code(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
@@ -64,27 +64,29 @@ def test_what_leaves_the_block_says_how_the_rank_ended(
     assert closed == [code]
 
 
-def test_closing_says_that_the_rank_is_done_or_has_stopped_or_only_leaves() -> None:
+def test_a_standalone_rank_reports_only_exit_codes_0_and_75() -> None:
     virtual_time.run(closing(0))
     virtual_time.run(closing(75))
     virtual_time.run(closing(1))
     virtual_time.run(closing(78))
 
 
-def test_a_rank_tells_its_agent_what_the_end_of_its_process_does_not() -> None:
+def test_a_rank_reports_to_its_agent_only_exit_codes_75_and_78() -> None:
     for code in (0, 1, 75, 78):
         virtual_time.run(closing(code, owns_member=False))
 
 
 @in_virtual_time()
-async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rank_logs_that_it_waits_for_a_coordinator_to_receive_its_exit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It also logs this if it loses its replica after sending the report: that may go unnoticed for a while."""
     async with rank_client() as (r, client):
         closing = asyncio.create_task(client._close(0, "why"))
         await r.serving.next("rank_exit")
         await asyncio.sleep(5.0)
         assert [record.getMessage() for record in caplog.records] == [
-            "no coordinator hears how this rank ended; waiting up to 60 s for one"
+            "no coordinator receives how this rank ended; waiting up to 60 s for one"
         ]
         assert not await closing
     caplog.clear()
@@ -107,7 +109,7 @@ async def test_who_waits_for_somebody_to_hear_its_end_says_so(caplog: pytest.Log
 )
 @pytest.mark.parametrize("before", [False, True])
 @of_rank()
-async def test_an_end_that_is_refused_was_not_told_unless_something_newer_is_why(
+async def test_a_refused_exit_counts_as_delivered_only_if_newer_state_is_the_reason(
     r: Rig, client: RankClient, refusal: errors.StrataError, told: bool, before: bool
 ) -> None:
     ended = Down(ended=Ended(error=pack(refusal)))
@@ -179,7 +181,7 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     return r, error[0] if error else None
 
 
-def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> None:
+def test_a_close_in_the_loop_thread_is_refused_and_can_be_repeated() -> None:
     background = BackgroundLoop()
     place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
     shared_session = SharedSession(
@@ -203,7 +205,7 @@ def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> Non
     background.stop()
 
 
-def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again(
+def test_a_finished_training_with_an_undelivered_exit_ends_with_75(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank, "EXIT_REPORT_S", 0.2)
@@ -213,14 +215,14 @@ def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again(
 
 
 @pytest.mark.parametrize(("code", "answered"), [(75, False), (0, True)])
-def test_an_end_that_was_told_or_says_so_itself_is_the_program_s_own(
+def test_a_delivered_exit_or_one_with_75_stays_the_program_s_own(
     code: int, answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank, "EXIT_REPORT_S", 0.2)
     assert ending(code, answered=answered, interrupted=False)[1] is None
 
 
-def test_who_is_interrupted_as_it_tells_its_end_tells_it_all_the_same_and_leaves() -> None:
+def test_a_rank_interrupted_while_it_reports_its_exit_delivers_it_and_leaves() -> None:
     r, error = ending(0, answered=True, interrupted=True)
     assert isinstance(error, KeyboardInterrupt)
     assert [(x.rank, x.code) for x in r.replicas[0].all("rank_exit")] == [(0, 0)]

@@ -94,7 +94,7 @@ async def watched(*, evict: bool = False) -> AsyncIterator[Node]:
 
 
 @in_rig(watched)
-async def test_words_pass_with_how_long_steps_take(node: Node) -> None:
+async def test_reports_are_passed_on_with_the_duration_of_steps(node: Node) -> None:
     await node.train(1, 4)
     last = node.told[-1]
     assert (last.step, last.usual_ms) == (4, 1_000)
@@ -108,7 +108,7 @@ async def test_words_pass_with_how_long_steps_take(node: Node) -> None:
 
 
 @in_virtual_time()
-async def test_a_hold_passes_and_is_logged_when_it_begins_and_when_it_ends() -> None:
+async def test_a_save_hold_is_passed_on_and_logged_at_its_begin_and_end() -> None:
     hold = SaveHold(step=4, reason="disk full", host="a")
     async with watched() as node:
         with capture_logs() as logs:
@@ -127,7 +127,7 @@ async def test_a_hold_passes_and_is_logged_when_it_begins_and_when_it_ends() -> 
 
 
 @in_rig(watched)
-async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace(node: Node) -> None:
+async def test_a_stalled_rank_is_reported_once_with_its_stack_and_trace(node: Node) -> None:
     await node.train(3, 5)
     for step in range(6, 21):
         node.say(0, step)
@@ -145,7 +145,7 @@ async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace
 
 
 @in_rig(watched)
-async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall(node: Node) -> None:
+async def test_a_late_rank_is_reported_with_its_activity_before_it_is_stalled(node: Node) -> None:
     node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
     await node.train(3, 5)
     await asyncio.sleep(2.0 + 0.5 + 0.2)  # three usual steps, of which one has passed; a look; the stacks
@@ -165,7 +165,7 @@ async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall(n
 
 
 @in_rig(watched)
-async def test_a_rank_that_moves_while_it_is_asked_is_not_late(node: Node) -> None:
+async def test_a_rank_that_moves_while_its_stack_is_requested_is_not_late(node: Node) -> None:
     await node.train(1, 5)
     await node.first_asked.wait()
     node.say(0, 6)
@@ -175,7 +175,7 @@ async def test_a_rank_that_moves_while_it_is_asked_is_not_late(node: Node) -> No
 
 
 @in_rig(watched)
-async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long_those_take(
+async def test_late_ranks_are_reported_before_their_stacks_arrive(
     node: Node,
 ) -> None:
     node.dump_s, node.states = 3.0, {39: "stopped"}
@@ -197,7 +197,7 @@ async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long
 
 
 @in_rig(watched)
-async def test_of_very_many_only_some_are_asked(node: Node) -> None:
+async def test_stack_requests_to_many_ranks_are_limited(node: Node) -> None:
     await node.train(40, 5)
     await asyncio.sleep(12)
     assert len(node.stalled) == 40
@@ -210,7 +210,7 @@ async def test_of_very_many_only_some_are_asked(node: Node) -> None:
 
 
 @in_rig(watched)
-async def test_who_said_farewell_or_belongs_to_another_generation_is_not_watched(node: Node) -> None:
+async def test_a_departed_rank_or_one_of_another_generation_is_not_watched(node: Node) -> None:
     await node.train(2, 5)
     node.watch.gone(1, 0)
     node.watch.gone(7, 1)
@@ -229,11 +229,11 @@ async def test_the_rank_that_holds_up_the_others_is_evicted(node: Node) -> None:
     ((rank, generation, reason),) = node.evicted
     assert (rank, generation) == (2, 1)
     assert reason.startswith("stalled: no progress at step 5 (step) for ")
-    assert "most others stand in backward (train.py)" in reason
+    assert "most others are in backward (train.py)" in reason
 
 
 @in_rig(watched, evict=True)
-async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here(node: Node) -> None:
+async def test_a_rank_that_the_coordinators_blame_is_evicted_by_its_own_agent(node: Node) -> None:
     node.where, node.blamed = {2: "fetch"}, {9}
     await node.train(4, 5)
     await asyncio.sleep(30)
@@ -244,7 +244,7 @@ async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here(node: Node) 
 
 
 @in_rig(watched, evict=True)
-async def test_nobody_is_evicted_while_no_coordinator_answers(node: Node) -> None:
+async def test_no_rank_is_evicted_while_no_coordinator_answers(node: Node) -> None:
     node.where, node.blamed = {2: "fetch"}, None
     await node.train(4, 5)
     await asyncio.sleep(60)
@@ -257,7 +257,7 @@ async def test_nobody_is_evicted_while_no_coordinator_answers(node: Node) -> Non
 
 
 @in_rig(watched)
-async def test_nobody_is_evicted_unless_that_was_asked_for(node: Node) -> None:
+async def test_no_rank_is_evicted_unless_eviction_is_enabled(node: Node) -> None:
     await node.train(4, 5)
     await asyncio.sleep(100)
     assert node.evicted == []

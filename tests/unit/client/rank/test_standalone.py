@@ -20,7 +20,7 @@ from strata.session.endpoints import Endpoint
         ("frozen", True, "names no interpreter"),
     ],
 )
-def test_where_no_agent_can_be_started_it_says_so(
+def test_a_process_that_cannot_start_an_agent_raises_a_config_error(
     name: str, value: object, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, name, value, raising=False)
@@ -29,7 +29,7 @@ def test_where_no_agent_can_be_started_it_says_so(
     assert "strata run" in raised.value.hint
 
 
-async def test_an_agent_that_has_ended_is_not_started_again_and_why_it_ended_is_said(
+async def test_an_ended_agent_is_not_restarted_and_its_error_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")

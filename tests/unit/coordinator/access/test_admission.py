@@ -76,7 +76,7 @@ def test_a_member_names_itself(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", sorted(REQUESTS))
-def test_nobody_in_particular_may_do_everything(method: str) -> None:
+def test_without_authentication_every_call_is_allowed(method: str) -> None:
     check(method, None, job="any", worker="any")
 
 
@@ -104,7 +104,7 @@ def config(credentials: Credentials, **more: Any) -> CoordinatorConfig:
         ("d", Role.COORDINATOR, "cluster c"),
     ],
 )
-def test_a_replica_has_a_coordinators_certificate(
+def test_a_replica_needs_the_certificate_of_a_coordinator(
     tmp_path: Path, cluster: str, role: Role, said: str
 ) -> None:
     authority = Authority.create(tmp_path / "ca", cluster=cluster, now=NOW)
@@ -125,7 +125,7 @@ def test_a_replica_has_a_coordinators_certificate(
 
 
 @pytest.mark.parametrize("role", [Role.COORDINATOR, Role.MEMBER, None])
-def test_a_replica_has_a_coordinators_token(tmp_path: Path, role: Role | None) -> None:
+def test_a_replica_needs_the_token_of_a_coordinator(tmp_path: Path, role: Role | None) -> None:
     file = TokenFile(tmp_path / "accepted.json")
     _, token = file.add(role=role or Role.COORDINATOR, id="r1", now=NOW)
     write_private(tmp_path / "token", token.encode() if role else b"strata_another")
@@ -137,7 +137,7 @@ def test_a_replica_has_a_coordinators_token(tmp_path: Path, role: Role | None) -
         own_identity(mine, now=lambda: NOW)
 
 
-def test_a_replica_that_authenticates_nobody_is_nobody() -> None:
+def test_a_replica_without_authentication_has_no_identity() -> None:
     own_identity(config(Credentials()), now=lambda: NOW)
 
 
@@ -202,7 +202,7 @@ async def test_wrong_tokens_from_one_address_are_limited_and_right_ones_are_not(
     assert admission.admitted() == {"ipv4:10.0.0.7:40312"}
 
 
-async def test_only_a_call_whose_caller_is_known_names_its_connection(tmp_path: Path) -> None:
+async def test_only_an_authenticated_call_admits_its_connection(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "accepted.json")
     _, token = file.add(role=Role.MEMBER, id="w1", now=dt.datetime.now(dt.UTC))
     config = CoordinatorConfig(

@@ -120,10 +120,7 @@ async def test_a_revoked_token_ends_its_session_and_its_watch_and_no_other(token
             watch_error = await next_error(received)
         assert isinstance(watch_error, Unauthenticated)
         for each in (error, watch_error):
-            assert (
-                "admitted earlier, and no longer: the token is not one that this cluster accepts"
-                in each.message
-            )
+            assert "admitted earlier, and no longer: this cluster does not accept the token" in each.message
             assert "strata tokens add" in each.hint
         logged = [(line["kind"], line["identity"]) for line in logs if line["event"] == "stream_revoked"]
         assert sorted(logged) == [("sessions", "member w1"), ("watches", "viewer v1")]
@@ -164,7 +161,7 @@ async def test_a_token_that_is_replaced_costs_a_member_a_reconnect_and_no_genera
         member.drop()
 
 
-async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_no_other(
+async def test_a_client_watch_outlives_its_token_and_ends_without_another(
     tokens: Tokens,
 ) -> None:
     """As in docs/security.md: a second token is added, the file replaced, and the first token revoked."""
@@ -206,25 +203,25 @@ async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_
         while revoked.value < 2:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.05)
     server.put(server.context.keys.job("job").root + "x/4", b"{}")
-    with pytest.raises(Unauthenticated, match="not one that this cluster accepts"):
+    with pytest.raises(Unauthenticated, match="this cluster does not accept the token"):
         async with asyncio.timeout(LIMIT_S):
             await following
 
 
-async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens) -> None:
+async def test_an_unreadable_token_file_ends_no_stream(tokens: Tokens) -> None:
     async with asyncio.TaskGroup() as tasks:
         member = await tokens.server.member("w0", tokens.add(Role.MEMBER, "w0"), tasks).connect("")
         body = tokens.file.path.read_bytes()
         with capture_logs() as logs:
             write_private(tokens.file.path, body[: len(body) // 2])
             await asyncio.sleep(3 * REVIEW_S)
-        assert any(line["event"] == "open_streams_not_judged" for line in logs)
+        assert any(line["event"] == "open_streams_not_reviewed" for line in logs)
         assert not member.over.is_set()
         write_private(tokens.file.path, b'{"v": 1, "tokens": []}')
         await ended(member)
 
 
-async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
+async def test_a_token_file_that_becomes_unreadable_during_a_review_ends_no_stream(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A review that pauses judges every stream by the tokens it read at its start."""
@@ -244,7 +241,7 @@ async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
         monkeypatch.setattr(AcceptedTokens, "reload", reload)
         with capture_logs() as logs:
             await asyncio.sleep(4 * REVIEW_S)
-        assert any(line["event"] == "open_streams_not_judged" for line in logs)
+        assert any(line["event"] == "open_streams_not_reviewed" for line in logs)
         assert not any(member.over.is_set() for member in members)
         monkeypatch.undo()
         for member in members:
@@ -254,7 +251,7 @@ async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
 # -- certificates
 
 
-async def test_a_connection_whose_certificate_expired_is_closed_once_a_call_on_it_was_refused(
+async def test_a_connection_with_an_expired_certificate_is_closed_after_a_refused_call(
     tmp_path: Path,
 ) -> None:
     """Otherwise a client that reads its files for each new connection would be refused for ever."""
@@ -283,7 +280,9 @@ async def test_a_connection_whose_certificate_expired_is_closed_once_a_call_on_i
             assert other.get_state() is grpc.ChannelConnectivity.READY
 
 
-async def test_a_certificate_ends_its_session_when_it_expires_or_its_authority_goes(tmp_path: Path) -> None:
+async def test_a_session_ends_when_its_certificate_expires_or_its_authority_is_removed(
+    tmp_path: Path,
+) -> None:
     now = dt.datetime.now(dt.UTC)
     first = Authority.create(tmp_path / "first", cluster="default", now=NOW)
     second = Authority.create(tmp_path / "second", cluster="default", now=NOW)

@@ -29,7 +29,9 @@ async def released(members: list[Member], round_: int = 1, name: str = "b") -> d
 
 
 @in_world(*THREE)
-async def test_a_hundred_rounds_each_begun_by_another_rank(c: Cluster, members: list[Member]) -> None:
+async def test_a_hundred_rounds_are_released_without_waiting_for_a_repetition(
+    c: Cluster, members: list[Member]
+) -> None:
     began = now()
     for round_ in range(1, 101):
         for offset in range(3):
@@ -55,7 +57,7 @@ async def test_one_message_for_all_ranks_of_a_member(c: Cluster) -> None:
 @pytest.mark.parametrize("arrived", [0, 1, 2, 3])
 @pytest.mark.parametrize("after_s", [0.0, 0.0002, 0.0013, 0.0016], ids="{:.4f}s".format)
 @in_world(*THREE)
-async def test_a_replica_dies_at_some_point_of_a_barrier(
+async def test_a_barrier_releases_although_a_replica_dies_at_any_point(
     c: Cluster, members: list[Member], victim: str, arrived: int, after_s: float
 ) -> None:
     for rank in range(arrived):
@@ -108,7 +110,7 @@ async def test_arrivals_are_forwarded_again_when_a_partition_heals(c: Cluster, m
 
 
 @in_world("r1", "r2", "r2")
-async def test_a_replica_that_comes_late_is_told_all_that_is_open(c: Cluster, members: list[Member]) -> None:
+async def test_a_restarted_replica_receives_the_open_barriers(c: Cluster, members: list[Member]) -> None:
     await c["r3"].crash()
     members[0].arrive([0])
     members[1].arrive([1])
@@ -144,7 +146,7 @@ async def refusal(member: Member) -> tuple[str, list[int]]:
 
 
 @in_world(*THREE)
-async def test_arrivals_that_do_not_count_are_refused_and_the_round_goes_on(
+async def test_a_mismatched_arrival_is_refused_and_the_round_stays_open(
     c: Cluster, members: list[Member]
 ) -> None:
     members[0].arrive([0], participants=[0, 1])
@@ -204,7 +206,7 @@ async def test_a_new_generation_ends_the_old_ones_barriers_without_a_write(
 
 
 @in_world(*THREE)
-async def test_a_timeout_breaks_for_all_and_names_the_missing_with_their_phase(
+async def test_a_timeout_ends_the_round_for_all_and_names_missing_ranks_and_phases(
     c: Cluster, members: list[Member]
 ) -> None:
     members[2].send(progress={"generation": 1, "ranks": [{"rank": 2, "step": 41, "phase": "validating"}]})

@@ -32,7 +32,7 @@ async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, n
 
 
 @in_rig(cluster, 2, members=2)
-async def test_a_replica_that_has_not_seen_the_generation_yet_holds_no_barrier_up(c: Cluster) -> None:
+async def test_a_replica_with_a_late_view_delays_no_barrier(c: Cluster) -> None:
     await c.start("r9", network=Scripted(watch_s=0.2))
     members = await c.world("r1", "r2")
     began = now()
@@ -43,7 +43,7 @@ async def test_a_replica_that_has_not_seen_the_generation_yet_holds_no_barrier_u
 
 
 @in_world(*THREE)
-async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads(
+async def test_a_barrier_begun_after_a_death_breaks_even_without_a_leader(
     c: Cluster, members: list[Member]
 ) -> None:
     leader = next(node for node in c.alive if node.context.election.epoch is not None)
@@ -81,7 +81,7 @@ async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn(
 
 
 @in_rig(cluster, 0)
-async def test_one_replica_keeps_the_visible_counter(c: Cluster) -> None:
+async def test_only_one_replica_writes_the_arrival_counter(c: Cluster) -> None:
     network = Scripted(lambda _call: Fate(delay_s=0.002))
     await c.start(*THREE, network=network)
     members = await c.world(*THREE)
@@ -91,7 +91,7 @@ async def test_one_replica_keeps_the_visible_counter(c: Cluster) -> None:
 
 
 @in_world("r1", "r1", "r2")
-async def test_an_arrival_is_forwarded_though_others_of_its_replica_are_missing(
+async def test_an_arrival_is_forwarded_before_the_replicas_other_ranks_arrive(
     c: Cluster, members: list[Member]
 ) -> None:
     members[0].arrive([0])

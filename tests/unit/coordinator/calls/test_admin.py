@@ -31,7 +31,7 @@ def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = 
 
 
 @in_rig(cluster, idle=True)
-async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> None:
+async def test_the_status_names_the_replicas_the_leader_and_the_answering_replica(f: Cluster) -> None:
     leader, node = await f.leader(), await f.follower()
     await f.register(node, "w")
     await asyncio.sleep(2)
@@ -53,7 +53,7 @@ async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> N
 
 
 @in_cluster(Cluster.leader, idle=True)
-async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere(
+async def test_a_viewer_limited_to_jobs_gets_the_status_even_with_a_newer_token(
     f: Cluster,
     node: Node,
 ) -> None:
@@ -64,7 +64,7 @@ async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_see
 
 
 @in_virtual_time()
-async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> None:
+async def test_an_http_resource_is_served_over_grpc_up_to_the_size_limit() -> None:
     async def read(path: str, identity: Identity | None) -> bytes:
         assert identity is None
         return b"x" * int(path.strip("/"))
@@ -76,7 +76,7 @@ async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> 
 
     async with cluster(idle=True) as f:
         node = await f.leader()
-        with pytest.raises(Unavailable, match="this replica shows nothing"):
+        with pytest.raises(Unavailable, match="this replica serves no resources"):
             await get(asked(node), "/jobs")
         assert len(await get(asked(node, read=read), "/200000")) == 200_000
         with pytest.raises(QuotaExceeded, match="300000 bytes"):

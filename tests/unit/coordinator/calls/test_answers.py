@@ -232,7 +232,7 @@ FITS = {"get_world", "get_retention", "list_generations"}
 
 
 @in_virtual_time()
-async def test_every_unary_answer_is_bounded_and_its_pages_are_the_whole() -> None:
+async def test_every_unary_answer_is_bounded_and_its_pages_add_up_to_the_list() -> None:
     assert sorted(WHOLE) == PAGED, "a new list needs its line"
     async with filled() as c:
         payloads = put_a_large_round(c)
@@ -276,7 +276,7 @@ async def test_every_unary_answer_is_bounded_and_its_pages_are_the_whole() -> No
 
 
 @in_rig(filled)
-async def test_pages_of_a_world_that_was_replaced_are_no_list(c: Any) -> None:
+async def test_a_page_token_of_a_replaced_world_is_refused_as_stale(c: Any) -> None:
     calls = c["r1"].service.calls
     first = await calls.answer("get_world", worlds_pb2.GetWorldRequest(job="job", page_size=10), None)
     assert len(first.members) == 10
@@ -299,7 +299,7 @@ async def test_pages_of_a_world_that_was_replaced_are_no_list(c: Any) -> None:
 
 
 @in_rig(filled)
-async def test_a_list_that_was_replaced_or_went_between_two_pages_is_begun_again(c: Any) -> None:
+async def test_a_list_replaced_or_deleted_between_two_pages_is_read_from_its_start(c: Any) -> None:
     """A recovery lists the world and every assignment; the leader writes the assignments after the world."""
     calls, view = c["r1"].service.calls, c["r1"].view
     for name, key in (

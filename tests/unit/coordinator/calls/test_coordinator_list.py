@@ -35,7 +35,7 @@ async def listed(node: Node, name: str) -> None:
 
 
 @in_rig(cluster, idle=True)
-async def test_one_that_is_gone_stays_unreachable_until_it_is_back(f: Cluster) -> None:
+async def test_a_lost_coordinator_stays_unreachable_until_it_returns(f: Cluster) -> None:
     leader, lost = await f.leader(), await f.follower()
     (other,) = (node for node in f.alive if node not in (leader, lost))
     await listed(other, lost.name)
@@ -56,7 +56,7 @@ async def test_one_that_is_gone_stays_unreachable_until_it_is_back(f: Cluster) -
 
 
 @in_rig(cluster, idle=True)
-async def test_one_that_was_stopped_and_a_leader_stay_too(f: Cluster) -> None:
+async def test_a_stopped_leader_stays_listed_as_unreachable(f: Cluster) -> None:
     leader = await f.leader()
     for node in f.all:
         await listed(leader, node.name)
@@ -70,7 +70,7 @@ async def test_one_that_was_stopped_and_a_leader_stay_too(f: Cluster) -> None:
 
 
 @in_rig(cluster, idle=True)
-async def test_an_operator_forgets_one_that_is_gone_and_no_other(f: Cluster) -> None:
+async def test_an_operator_can_forget_a_lost_coordinator_and_no_other(f: Cluster) -> None:
     leader, lost = await f.leader(), await f.follower()
     await listed(leader, lost.name)
     with pytest.raises(Refused, match=f"coordinator {lost.name} runs at"):

@@ -59,7 +59,7 @@ DELETING, COMMITTED = CheckpointState.DELETING, CheckpointState.COMMITTED
 
 
 @in_rig(cluster, members=1)
-async def test_the_leader_marks_what_a_policy_gives_up_and_a_host_ends_it(c: Cluster) -> None:
+async def test_the_leader_marks_checkpoints_beyond_the_policy_and_a_host_removes_them(c: Cluster) -> None:
     await committed(c, 20, 40, 60)
     keep = Retention(keep=Keep(latest=1, every_steps=40), who="ada")
     await ask(c["r2"], "set_retention", SetRetentionRequest(retention=keep))
@@ -79,7 +79,7 @@ async def test_the_leader_marks_what_a_policy_gives_up_and_a_host_ends_it(c: Clu
 
 
 @in_rig(cluster, members=1)
-async def test_age_is_noticed_when_it_comes(c: Cluster) -> None:
+async def test_a_checkpoint_is_marked_for_deletion_when_it_reaches_its_maximum_age(c: Cluster) -> None:
     await committed(c, 20, 40)
     keep = Keep(latest=1, age_ms=10_000)
     await ask(c["r1"], "set_retention", SetRetentionRequest(retention=Retention(keep=keep)))
@@ -136,7 +136,7 @@ async def test_a_job_is_forked_before_its_first_member_and_begins_there(c: Clust
 
 
 @in_rig(cluster, members=1)
-async def test_a_job_goes_back_in_a_new_generation_at_once(c: Cluster) -> None:
+async def test_a_rewind_starts_a_new_generation_from_the_chosen_step(c: Cluster) -> None:
     member = await committed(c, 20, 40)
     rewind = pb.RewindJobRequest(step=20, who="ada", generation=1)
     for node in ("r2", "r3"):
@@ -144,7 +144,7 @@ async def test_a_job_goes_back_in_a_new_generation_at_once(c: Cluster) -> None:
         assert answer.checkpoint.step == 20
     update = await member.world(2)
     assert (update.world.restore.step, update.world.restore.attempt) == (20, "x20")
-    assert "ada has the job go back to step 20" in update.world.reason
+    assert "ada rewinds the job to step 20" in update.world.reason
     assert [tier.name for tier in update.world.restore.tiers] == ["primary"]
     await save(member, 30, generation=2)
     latest = await ask(c["r1"], "get_checkpoint", pb.GetCheckpointRequest(latest=True))
@@ -152,7 +152,7 @@ async def test_a_job_goes_back_in_a_new_generation_at_once(c: Cluster) -> None:
 
 
 @in_rig(cluster, members=1)
-async def test_damage_is_told_to_all_and_a_world_that_waits_for_it_begins_before(c: Cluster) -> None:
+async def test_damage_is_reported_to_all_and_a_waiting_world_restores_an_earlier_step(c: Cluster) -> None:
     member = await committed(c, 20, 40)
     await ask(c["r2"], "rewind_job", pb.RewindJobRequest(step=40))
     await member.world(2)

@@ -48,7 +48,7 @@ def corrupt(client: MemoryClient, answer: Callable[[str], StrataError | None]) -
 @pytest.mark.parametrize("kind", MADE_UP)
 @pytest.mark.parametrize("call", CALLS)
 @in_virtual_time()
-async def test_no_error_of_some_calls_ends_a_replica(kind: type[StrataError], call: str) -> None:
+async def test_occasional_made_up_errors_of_a_call_end_no_replica(kind: type[StrataError], call: str) -> None:
     rng = random.Random(1)
     async with cluster() as c:
         members = await c.world("r1", "r2", "r3")

@@ -26,7 +26,7 @@ names = st.sets(st.text(alphabet="ab-", min_size=1, max_size=6), max_size=40)
 
 
 @given(names, st.integers(0, 7), st.integers(1, 200))
-def test_pages_tell_everything_once_and_in_order(names: set[str], size: int, page_bytes: int) -> None:
+def test_pages_list_every_item_once_and_in_order(names: set[str], size: int, page_bytes: int) -> None:
     pages = listed(names, size=size, page_bytes=page_bytes)
     assert [name for one in pages for name in one] == sorted(names)
     assert all(not size or len(one) <= size for one in pages)
@@ -36,7 +36,7 @@ def test_pages_tell_everything_once_and_in_order(names: set[str], size: int, pag
     assert all(pages[:-1])
 
 
-def test_what_comes_and_goes_moves_nothing_else() -> None:
+def test_items_added_or_removed_between_pages_move_no_other_item() -> None:
     def ask(names: str, token: str) -> tuple[list[str], str]:
         jobs, after = page(names, key=str, make=lambda name: Job(name=name), size=2, token=token)
         return [job.name for job in jobs], after
@@ -47,6 +47,6 @@ def test_what_comes_and_goes_moves_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x" * (MAX_TOKEN + 1))])
-def test_what_is_no_page_is_refused(size: int, token: str) -> None:
+def test_an_invalid_page_size_or_token_is_refused(size: int, token: str) -> None:
     with pytest.raises(InvalidArgument):
         page("ab", key=str, make=lambda name: Job(name=name), size=size, token=token)

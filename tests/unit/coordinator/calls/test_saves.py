@@ -74,7 +74,7 @@ def is_second_head(call: Call) -> bool:
 
 
 @in_rig(cluster, 0, idle=True)
-async def test_a_save_begun_just_before_the_head_is_given_up_after_it(f: Cluster) -> None:
+async def test_a_save_begun_just_before_a_new_head_is_aborted(f: Cluster) -> None:
     """The leader's view does not have the save yet when it writes the head."""
 
     def begins_late(call: Call) -> Fate:
@@ -92,7 +92,7 @@ async def test_a_save_begun_just_before_the_head_is_given_up_after_it(f: Cluster
 
 
 @in_rig(cluster, 0, idle=True)
-async def test_a_head_that_rests_on_an_older_spec_comes_to_nothing_and_is_planned_anew(f: Cluster) -> None:
+async def test_a_head_planned_on_an_older_spec_is_discarded_and_planned_again(f: Cluster) -> None:
     larger = encode(JobSpec(min_workers=1, max_workers=9))
 
     def scales(call: Call) -> Fate:

@@ -34,7 +34,7 @@ async def author(member: Member) -> Author:
 
 
 @in_rig(cluster, 2, members=2)
-async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it(c: Cluster) -> None:
+async def test_a_save_is_committed_although_the_replica_that_wrote_the_seal_dies(c: Cluster) -> None:
     sealed = Moment(lambda call: writes(call, "/seal"))
     await c.start("r9", network=sealed.network(partial(Cluster.kill, c, "r9")))
     members = await c.world("r1", "r9")
@@ -68,7 +68,7 @@ async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it
 
 
 @in_world("r1", "r2", "r3")
-async def test_what_keeps_a_rank_from_saving_is_shown_by_every_replica_and_on_record(
+async def test_every_replica_shows_and_records_why_a_rank_cannot_save(
     c: Cluster, members: list[Member]
 ) -> None:
     rank = RankProgress(

@@ -143,7 +143,7 @@ async def test_an_answer_is_owed_until_its_last_byte_was_sent(server: Served) ->
         assert not slow.over.done()
 
 
-async def test_who_is_owed_too_much_is_refused_and_then_cut_off_and_nobody_else(server: Served) -> None:
+async def test_only_a_client_with_too_many_unread_bytes_is_refused_and_disconnected(server: Served) -> None:
     async with unread(server) as slow:
         for _ in range(40):
             slow.call(LIST, ListDatasetsRequest(job="job"))
@@ -159,7 +159,7 @@ async def test_who_is_owed_too_much_is_refused_and_then_cut_off_and_nobody_else(
         assert await answered(server) == 1
 
 
-async def test_many_connections_are_cut_off_before_their_time_the_oldest_first(server: Served) -> None:
+async def test_above_the_total_limit_the_oldest_unread_connections_close_first(server: Served) -> None:
     async with unread(server) as one, unread(server) as two, unread(server) as three:
         for slow in (one, two, three):
             for _ in range(4):
@@ -171,7 +171,7 @@ async def test_many_connections_are_cut_off_before_their_time_the_oldest_first(s
         assert not three.over.done()
 
 
-async def test_a_watch_that_is_not_read_has_one_message_and_ends(server: Served) -> None:
+async def test_the_connection_of_an_unread_watch_is_closed_after_the_limit(server: Served) -> None:
     async with unread(server) as slow:
         for _ in range(3):
             slow.call("/strata.v1.Watch/Watch", WatchRequest(job="job"))
@@ -195,7 +195,7 @@ async def welcomed(server: Served, *workers: str) -> None:
         await until(lambda worker=worker: server.context.mirror.view.get(job.worker(worker)))
 
 
-async def test_replies_on_sessions_that_nobody_reads_are_owed_like_answers(server: Served) -> None:
+async def test_unread_replies_on_sessions_are_limited_like_unread_answers(server: Served) -> None:
     """Many sessions with many calls each (e5 of issue 21): unbounded, they held 64 MiB a session for ever."""
     workers = ("w0", "w1", "w2")
     async with unread(server) as slow:
@@ -243,7 +243,7 @@ async def test_a_link_between_replicas_that_is_not_read_ends(server: Served) -> 
         await until(lambda: server.debts.total_bytes == 0)
 
 
-async def test_a_session_that_ends_unread_does_not_stay(server: Served) -> None:
+async def test_a_session_whose_client_leaves_without_reading_is_closed(server: Served) -> None:
     """Its final status queues behind a Welcome that fits no window, and would keep all of the session's memory."""
     async with unread(server) as slow:
         stream = slow.call(SESSION, hello("w0"), more=True)
@@ -254,7 +254,7 @@ async def test_a_session_that_ends_unread_does_not_stay(server: Served) -> None:
         await until(lambda: of(server, "closed") == 1)
 
 
-async def test_a_refusal_is_told_as_an_error_that_says_what_to_do() -> None:
+async def test_a_refusal_arrives_as_quota_exceeded_with_a_hint() -> None:
     async with served(CONFIG, DebtLimits(each_bytes=0)) as server, server.channel(Credentials()) as channel:
         stub: Any = AdminStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as raised:

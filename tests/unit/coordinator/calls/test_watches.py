@@ -67,7 +67,7 @@ def put(c: Cluster, name: str, value: bytes = b"{}") -> int:
 
 
 @in_rig(cluster, 1)
-async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cluster) -> None:
+async def test_a_watch_delivers_the_state_and_then_every_change_in_order(c: Cluster) -> None:
     put(c, "x/1", b"one")
     put(c, "y/1")
     await c["r1"].context.mirror.fresh()
@@ -117,7 +117,7 @@ async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
 
 
 @in_cluster(RankObserver, "r1", replicas=1)
-async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing(
+async def test_a_watch_reader_that_is_too_slow_is_resynced_with_the_whole_state(
     c: Cluster, watcher: RankObserver
 ) -> None:
     async with watcher.begun() as responses:
@@ -150,7 +150,9 @@ async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Clu
 
 
 @in_cluster(RankObserver, "r1", replicas=1)
-async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: RankObserver) -> None:
+async def test_a_key_created_and_deleted_while_disconnected_causes_a_resync(
+    c: Cluster, watcher: RankObserver
+) -> None:
     async with watcher.begun() as responses:
         put(c, "x/1")
         await watcher.follow(responses, "x/1")
@@ -173,7 +175,7 @@ async def forgetful() -> AsyncIterator[tuple[Cluster, Forgetful]]:
 
 
 @in_rig(forgetful)
-async def test_what_an_audit_repairs_at_a_revision_that_the_client_knows_is_a_resync(
+async def test_an_audit_repair_at_an_already_delivered_revision_causes_a_resync(
     rig: tuple[Cluster, Forgetful],
 ) -> None:
     c, store = rig
@@ -195,7 +197,7 @@ async def test_what_an_audit_repairs_at_a_revision_that_the_client_knows_is_a_re
 
 
 @in_cluster(RankObserver, "r1", replicas=1)
-async def test_a_quiet_watch_says_how_far_it_is(c: Cluster, watcher: RankObserver) -> None:
+async def test_a_quiet_watch_reports_its_revision(c: Cluster, watcher: RankObserver) -> None:
     async with watcher.begun() as responses:
         other = put(c, "y/1")
         watcher.take(await anext(responses))

@@ -52,7 +52,7 @@ async def driven(r: Rig, controller: Counter, for_s: float) -> None:
 
 
 @in_rig(rig)
-async def test_it_turns_at_the_start_on_changes_and_at_its_tick(r: Rig) -> None:
+async def test_a_controller_runs_at_the_start_on_changes_and_at_its_tick(r: Rig) -> None:
     controller = Counter()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(driven(r, controller, 25))
@@ -75,7 +75,7 @@ async def test_changes_during_a_turn_make_one_further_turn(r: Rig) -> None:
 
 
 @in_virtual_time()
-async def test_turns_that_take_long_leave_time_for_others() -> None:
+async def test_long_controller_turns_leave_time_for_other_tasks() -> None:
     class Long(Counter):
         async def turn(self) -> float | None:
             await asyncio.sleep(0.05)  # a real turn might not yield for that long
@@ -149,7 +149,7 @@ async def desk(*jobs: str) -> AsyncIterator[tuple[Rig, Desk]]:
 
 
 @in_virtual_time()
-async def test_only_jobs_whose_folders_changed_are_looked_at() -> None:
+async def test_only_jobs_with_changed_keys_are_processed() -> None:
     async with desk("a", "b") as (r, at_desk):
         assert await at_desk.after(1) == ["a", "b"]
         r.put("jobs/b/workers/w")
@@ -159,21 +159,21 @@ async def test_only_jobs_whose_folders_changed_are_looked_at() -> None:
 
 
 @in_virtual_time()
-async def test_all_jobs_are_looked_at_now_and_then() -> None:
+async def test_all_jobs_are_processed_periodically() -> None:
     async with desk("a") as (_r, at_desk):
         at_desk.tick_s = 1.0
         assert await at_desk.after(2 * EVERY_S + 5) == ["a"] * 3
 
 
 @in_virtual_time()
-async def test_a_job_comes_back_when_it_asked_to() -> None:
+async def test_a_job_is_processed_again_after_its_requested_delay() -> None:
     async with desk("a", "b") as (_r, at_desk):
         at_desk.delay_s = {"a": 2.0}
         assert await at_desk.after(5) == ["a", "b", "a", "a"]
 
 
 @in_virtual_time()
-async def test_one_jobs_error_stops_no_other_and_ends_when_it_is_gone() -> None:
+async def test_one_jobs_error_stops_no_other_job_and_ends_with_its_cause() -> None:
     async with desk("bad", "good") as (r, at_desk):
         at_desk.bad = {"bad"}
         await asyncio.sleep(1)
@@ -214,7 +214,7 @@ class Queue(JobController):
         (JOB.ack(20, 1, "x", 0), False),
     ],
 )
-def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
+def test_only_keys_that_a_controller_named_make_a_job_due(key: str, due: bool) -> None:
     """A world of another size waits for one barrier, a world that cannot begin for damage reports; neither for acks."""
     queue = Queue(keys=KEYS, mirror=Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=float))
     kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)

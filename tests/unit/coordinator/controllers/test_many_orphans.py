@@ -76,7 +76,7 @@ def left(view: View) -> int:
 
 @pytest.mark.parametrize(("dead", "answer_s"), [(61, 0.001), (200, 0.001), (400, 0.25)])
 @in_virtual_time()
-async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
+async def test_many_orphans_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
     """Deleted in groups of thirty, each group would end a generation, and three without a checkpoint fail the job."""
     async with cluster(0, members=SURVIVORS + dead) as c:
         network = Slow()
@@ -95,7 +95,7 @@ async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: floa
 
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
-async def test_who_comes_to_the_session_between_two_parts_is_spared_by_the_second(c: Cluster) -> None:
+async def test_a_member_that_reconnects_between_two_deletions_is_not_deleted(c: Cluster) -> None:
     network = Slow()
     members = await trained(c, 60, network)
     late = members[-1]
@@ -116,7 +116,7 @@ async def test_who_comes_to_the_session_between_two_parts_is_spared_by_the_secon
 
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
-async def test_no_world_is_written_while_the_last_part_is_tried_again(c: Cluster) -> None:
+async def test_no_world_is_written_while_the_last_group_deletion_is_retried(c: Cluster) -> None:
     """A member returned just before its deletion, so that transaction failed. The others must still be deleted."""
     network = Slow()
     members = await trained(c, 60, network)
@@ -135,7 +135,7 @@ async def test_no_world_is_written_while_the_last_part_is_tried_again(c: Cluster
 
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
-async def test_worlds_do_not_wait_for_ever_for_what_cannot_be_deleted(c: Cluster) -> None:
+async def test_a_world_does_not_wait_forever_for_members_that_cannot_be_deleted(c: Cluster) -> None:
     network = Slow()
     network.lost_from = 2
     members = await trained(c, 60, network)

@@ -44,7 +44,7 @@ def store(**statuses: MemberStatus | StrataError) -> EtcdStore:
 @pytest.mark.parametrize(
     ("other", "bugs"), [(Unavailable("away"), []), (replace(GOOD, version="3.5.12"), ["15247"])]
 )
-async def test_a_version_with_known_bugs_is_named_with_them(
+async def test_an_etcd_version_with_known_bugs_is_logged_with_its_bugs(
     other: MemberStatus | StrataError, bugs: list[str]
 ) -> None:
     with capture_logs() as logs:
@@ -70,7 +70,7 @@ async def test_a_version_that_is_too_old_is_refused() -> None:
         (Unavailable("refused"), {"healthy": False, "error": "refused", "version": ""}),
     ],
 )
-async def test_how_a_member_is_described(
+async def test_an_etcd_member_status_has_the_expected_fields(
     status: MemberStatus | StrataError, expected: dict[str, Any]
 ) -> None:
     (member,) = await member_statuses(store(a=status))

@@ -43,7 +43,7 @@ class Full:
 
 
 @in_world(*THREE)
-async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobody(
+async def test_a_full_etcd_leaves_replicas_ready_and_removes_no_member(
     c: Cluster, members: list[Member]
 ) -> None:
     full = Full(c)
@@ -66,7 +66,7 @@ async def test_a_full_etcd_makes_no_replica_worse_for_its_members_and_kills_nobo
 
 
 @in_cluster(Full)
-async def test_a_refused_write_is_looked_into_at_once(c: Cluster, full: Full) -> None:
+async def test_a_refused_write_starts_a_dry_run_at_once(c: Cluster, full: Full) -> None:
     full.on = True
     node = c["r1"]
     with pytest.raises(Unavailable):

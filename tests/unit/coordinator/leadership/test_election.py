@@ -139,7 +139,7 @@ async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins(first
 
 
 @in_rig(office)
-async def test_time_that_only_the_clock_saw_ends_the_office(only: Candidate) -> None:
+async def test_time_spent_suspended_ends_the_leader_term(only: Candidate) -> None:
     assert only.leads()
     only.skew_s = 4.5  # the host was suspended
     assert only.election.epoch is None, "asked before each act, without waiting for a timer"
@@ -181,7 +181,7 @@ def revoke_leases(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("take_away", [delete_key, revoke_leases])
 @in_rig(office)
-async def test_a_leader_whose_key_or_lease_is_taken_away_leaves_its_office(
+async def test_a_leader_whose_key_or_lease_is_deleted_ends_its_term(
     only: Candidate, take_away: Callable[[MemoryStore], None]
 ) -> None:
     take_away(only.rig.store)
@@ -190,7 +190,7 @@ async def test_a_leader_whose_key_or_lease_is_taken_away_leaves_its_office(
 
 
 @in_virtual_time()
-async def test_a_keepalive_answer_proves_nothing() -> None:
+async def test_a_leader_term_ends_although_etcd_answers_keepalives_of_an_expired_lease() -> None:
     """etcd#15247: the answer reports a renewal although the lease has expired."""
 
     class Lying(MemoryStore):
@@ -226,7 +226,7 @@ async def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(
 
 
 @in_virtual_time()
-async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back(store: MemoryStore) -> None:
+async def test_a_late_campaign_under_an_abandoned_lease_is_withdrawn(store: MemoryStore) -> None:
     async with candidate(store, "r1", network=once(Fate(delay_s=5.5))) as late:
         # Another replica led in between: r1 wins only when its late request arrives.
         store.execute(
@@ -248,7 +248,7 @@ async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back(
 
 
 @in_virtual_time()
-async def test_no_office_before_the_view_is_as_new_as_the_confirmation(store: MemoryStore) -> None:
+async def test_no_leader_term_begins_before_the_view_has_caught_up(store: MemoryStore) -> None:
     key = KEYS.root + "jobs/x"
     network = Moment(is_campaign).network(
         lambda: put(store, key),
@@ -263,7 +263,7 @@ async def test_no_office_before_the_view_is_as_new_as_the_confirmation(store: Me
 
 
 @in_virtual_time()
-async def test_no_office_by_a_key_that_is_gone_already(store: MemoryStore) -> None:
+async def test_no_leader_term_begins_with_a_deleted_key(store: MemoryStore) -> None:
     deletion = Txn(success=(Delete(key=KEYS.leader),))
     network = Moment(is_campaign).network(
         lambda: store.execute(deletion),
@@ -278,7 +278,7 @@ async def test_no_office_by_a_key_that_is_gone_already(store: MemoryStore) -> No
 
 
 @in_rig(office)
-async def test_a_deposed_leaders_writes_fail_and_end_its_office(first: Candidate) -> None:
+async def test_a_deposed_leaders_fenced_write_fails_and_ends_its_term(first: Candidate) -> None:
     fence = first.fence(first.since)
     key = KEYS.root + "jobs/x"
     assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
@@ -293,7 +293,7 @@ async def test_a_deposed_leaders_writes_fail_and_end_its_office(first: Candidate
 
 
 @in_rig(office)
-async def test_a_compare_that_fails_for_another_reason_ends_nothing(only: Candidate) -> None:
+async def test_a_failed_compare_other_than_the_fence_keeps_the_leader_term(only: Candidate) -> None:
     key = KEYS.root + "jobs/x"
     only.rig.put("jobs/x")
     result = await only.fence(only.since).execute(
@@ -317,7 +317,7 @@ async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again(only: Candid
 
 
 @in_rig(office)
-async def test_a_fence_sends_nothing_when_the_lease_says_so(only: Candidate) -> None:
+async def test_a_fence_sends_no_write_after_its_lease_expires(only: Candidate) -> None:
     only.rig.client.partition()
     fence = only.fence(only.since)
     key = KEYS.root + "jobs/x"
@@ -336,7 +336,7 @@ def refuse(call: Call) -> Fate:
 
 
 @in_rig(office)
-async def test_what_etcd_refuses_is_retried_until_it_is_mended(only: Candidate) -> None:
+async def test_requests_refused_by_etcd_are_retried_until_they_succeed(only: Candidate) -> None:
     network = only.rig.network
     network.says = refuse
     await asyncio.sleep(3)
@@ -369,7 +369,7 @@ async def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behin
 
 @pytest.mark.parametrize("mute", [{"execute"}, {"revoke"}, {"execute", "revoke"}])
 @in_rig(office)
-async def test_resigning_does_what_can_be_done_within_its_callers_limit(
+async def test_resigning_respects_its_callers_deadline_and_ends_the_leader_term(
     only: Candidate, mute: set[str]
 ) -> None:
     only.rig.network.says = lambda call: Fate(delay_s=30.0 if call.kind in mute else 0.0)
@@ -387,7 +387,7 @@ async def test_resigning_does_what_can_be_done_within_its_callers_limit(
 
 @pytest.mark.parametrize("sees_its_key", [True, False])
 @in_rig(office)
-async def test_a_leader_whose_late_view_hides_that_its_key_went_renews_no_more(
+async def test_a_leader_whose_late_view_hides_its_deleted_key_stops_renewing(
     only: Candidate, sees_its_key: bool
 ) -> None:
     """A renewal counts only if the leader saw its key after it. The lease itself lives on."""

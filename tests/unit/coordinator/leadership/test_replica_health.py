@@ -62,7 +62,7 @@ async def test_a_replica_cut_off_from_etcd_sends_its_members_to_a_ready_one_in_t
 
 
 @in_rig(cluster, members=1)
-async def test_who_is_about_to_register_at_a_sick_replica_is_sent_on_as_well(c: Cluster) -> None:
+async def test_a_member_registering_at_a_sick_replica_is_moved_to_another_one(c: Cluster) -> None:
     c["r1"].client.partition()
     mine = c.member("w0")
     mine.dial("r1")
@@ -77,7 +77,7 @@ async def test_who_is_about_to_register_at_a_sick_replica_is_sent_on_as_well(c: 
 
 
 @in_world("r1", "r1", "r2")
-async def test_a_stalled_replica_deletes_nobody_whose_stream_broke_meanwhile(
+async def test_a_stalled_replica_deletes_no_member_whose_stream_broke_meanwhile(
     c: Cluster, members: list[Member]
 ) -> None:
     before = incarnations(members)
@@ -94,7 +94,7 @@ async def test_a_stalled_replica_deletes_nobody_whose_stream_broke_meanwhile(
 
 
 @in_rig(cluster)
-async def test_after_the_pause_the_dead_are_found(c: Cluster) -> None:
+async def test_a_dead_member_is_still_removed_after_a_clock_jump_of_its_replica(c: Cluster) -> None:
     await c.world(*THREE)
     c["r1"].skew_s = 30.0
     (await c.member("w9").connect("r1")).drop()
@@ -121,7 +121,7 @@ async def test_a_stalled_leader_deletes_no_orphan(c: Cluster) -> None:
 
 
 @in_world(*("r1",) * 8, members=8)
-async def test_a_mass_of_broken_sessions_is_nobodys_death_for_five_seconds(
+async def test_many_sessions_broken_at_once_remove_no_member_for_five_seconds(
     c: Cluster, members: list[Member]
 ) -> None:
     before = incarnations(members)
@@ -136,7 +136,7 @@ async def test_a_mass_of_broken_sessions_is_nobodys_death_for_five_seconds(
 
 
 @in_world("r1", "r1", "r2", "r3", members=4)
-async def test_a_replica_that_lost_all_peers_too_takes_a_few_broken_sessions_for_its_own_fault(
+async def test_a_replica_without_peers_removes_no_member_for_a_few_broken_sessions(
     c: Cluster, members: list[Member]
 ) -> None:
     before = incarnations(members)
@@ -154,7 +154,7 @@ async def test_a_replica_that_lost_all_peers_too_takes_a_few_broken_sessions_for
 
 
 @in_rig(cluster, members=1)
-async def test_a_newcomer_is_held_while_nobody_is_deleted(c: Cluster) -> None:
+async def test_a_new_incarnation_waits_while_a_stalled_replica_deletes_no_member(c: Cluster) -> None:
     await c.world("r1")
     c["r1"].skew_s = 30.0
     c_members = c.member("w0", boot="another")
@@ -169,7 +169,7 @@ async def test_a_newcomer_is_held_while_nobody_is_deleted(c: Cluster) -> None:
 
 
 @in_rig(cluster, members=1)
-async def test_heartbeats_go_elsewhere_while_the_replica_is_unready(c: Cluster) -> None:
+async def test_an_unready_replica_refuses_heartbeats_and_another_accepts_them(c: Cluster) -> None:
     registration = Registration(job="job", worker_id="u", boot="boot-u")
     calls = c["r1"].service.calls
     answer = await calls.answer("register", RegisterRequest(registration=registration), None)

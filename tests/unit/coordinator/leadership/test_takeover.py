@@ -50,7 +50,7 @@ async def test_a_leader_killed_again_and_again_is_followed_each_time(c: Cluster)
 
 @pytest.mark.parametrize("kinds", [("grant",), ("execute",), ("grant", "execute")], ids="+".join)
 @in_cluster(leader, replicas=1)
-async def test_an_etcd_that_does_not_answer_at_that_moment_ends_no_follower(
+async def test_a_follower_survives_lost_etcd_requests_during_a_takeover(
     c: Cluster, old: Node, kinds: tuple[str, ...]
 ) -> None:
     network = Scripted()
@@ -78,7 +78,7 @@ def reset(c: Cluster, other: str, old: str) -> None:
 
 @pytest.mark.parametrize("cut", [stalled, Cluster.partition, reset])
 @in_cluster(leader)
-async def test_a_leader_that_others_do_not_hear_keeps_its_lease_while_its_port_answers(
+async def test_a_leader_cut_off_from_its_peers_stays_leader_while_its_port_answers(
     c: Cluster, old: Node, cut: Callable[[Cluster, str, str], None]
 ) -> None:
     before = epoch(c)
@@ -92,7 +92,7 @@ async def test_a_leader_that_others_do_not_hear_keeps_its_lease_while_its_port_a
 
 
 @in_world(*THREE)
-async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_then_there_is_peace(
+async def test_repeated_refused_connections_depose_a_live_leader_once_per_interval(
     c: Cluster, members: list[Member]
 ) -> None:
     old = await leader(c)
@@ -134,7 +134,9 @@ async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_th
 
 
 @in_cluster(leader)
-async def test_without_a_link_in_this_epoch_the_lease_is_waited_for(c: Cluster, old: Node) -> None:
+async def test_without_a_link_to_the_leader_in_this_epoch_its_lease_must_expire(
+    c: Cluster, old: Node
+) -> None:
     before = epoch(c)
     for other in THREE:
         if other != old.name:
@@ -150,7 +152,7 @@ async def test_without_a_link_in_this_epoch_the_lease_is_waited_for(c: Cluster, 
 
 
 @in_cluster(leader, replicas=1)
-async def test_a_leader_that_shakes_hands_before_a_retry_is_not_deposed_after_all(
+async def test_a_leader_that_reconnects_before_the_deposition_is_retried_stays_leader(
     c: Cluster, old: Node
 ) -> None:
     network = Scripted()

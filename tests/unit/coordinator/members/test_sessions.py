@@ -42,7 +42,7 @@ async def refused(member: Member, replica: str, **registration: object) -> Excep
 
 
 @in_cluster(Cluster.joined, "w0", "r1", members=2)
-async def test_a_member_is_welcomed_and_told_its_world(c: Cluster, first: Member) -> None:
+async def test_a_member_receives_its_welcome_and_its_world(c: Cluster, first: Member) -> None:
     assert first.all("world") == [], "there is none yet"
     second = await c.member("w1", slots=2).connect("r2")
     update = await first.world()
@@ -55,7 +55,7 @@ async def test_a_member_is_welcomed_and_told_its_world(c: Cluster, first: Member
 
 
 @in_cluster(Cluster.joined, "w0", "r1", members=1)
-async def test_a_standby_hears_of_a_world_without_a_place(c: Cluster, member: Member) -> None:
+async def test_a_standby_receives_the_world_without_a_place(c: Cluster, member: Member) -> None:
     await member.world()
     standby = await c.member("w1").connect("r2")
     update = await standby.world()
@@ -65,7 +65,7 @@ async def test_a_standby_hears_of_a_world_without_a_place(c: Cluster, member: Me
 
 
 @in_rig(cluster, 1)
-async def test_a_rank_is_sent_to_its_agent_and_a_token_of_another_cluster_away(c: Cluster) -> None:
+async def test_hellos_of_a_rank_and_of_another_clusters_client_are_refused(c: Cluster) -> None:
     async with c.board.dial("me", "r1") as link:
         link.send(session_pb2.Up(hello=session_pb2.Hello(rank=session_pb2.RankHello(rank=1))))
         with pytest.raises(Exception, match="its agent"):
@@ -80,7 +80,7 @@ async def test_a_rank_is_sent_to_its_agent_and_a_token_of_another_cluster_away(c
 
 
 @in_cluster(Cluster.joined, "w0", "r1")
-async def test_ticks_tell_which_replicas_are_ready(c: Cluster, member: Member) -> None:
+async def test_ticks_list_the_ready_replicas(c: Cluster, member: Member) -> None:
     tick = await member.next("tick", after=1)
     assert tick.ready
     assert sorted(tick.ready_addresses) == ["r2", "r3"]
@@ -149,7 +149,7 @@ async def test_a_leave_is_on_record_when_the_stream_ends(c: Cluster, member: Mem
 
 
 @in_cluster(Cluster.joined, "w0", "r1", replicas=1, members=2)
-async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does(
+async def test_an_etcd_outage_removes_no_member_but_a_lost_one_is_removed_later(
     c: Cluster, back: Member
 ) -> None:
     dead = await c.member("w1").connect("r1")
@@ -221,7 +221,7 @@ async def test_a_newcomer_under_a_live_name_is_held_and_then_refused(c: Cluster,
 
 @pytest.mark.parametrize("replica", ["r1", "r2"])
 @in_cluster(Cluster.joined, "w0", "r1", members=1)
-async def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile(
+async def test_a_newcomer_takes_the_place_of_a_member_whose_transport_fails(
     c: Cluster, member: Member, replica: str
 ) -> None:
     await member.world()
@@ -253,7 +253,9 @@ async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed(
 
 
 @in_cluster(Cluster.joined, "w0", "r1", members=1)
-async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster, member: Member) -> None:
+async def test_a_session_whose_registration_was_taken_reports_it_to_its_user(
+    c: Cluster, member: Member
+) -> None:
     c.delete(JOB.worker("w0"))  # for example, the leader took it for an orphan
     await member.over.wait()
     assert isinstance(member.error, Unavailable)

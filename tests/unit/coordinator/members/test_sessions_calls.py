@@ -43,7 +43,7 @@ def begin(member: Member, number: int, **author: object) -> dict[str, object]:
 
 
 @in_world("r1", "r2", "r3")
-async def test_a_save_through_three_replicas_is_told_to_all_until_it_is_committed(
+async def test_a_save_through_three_replicas_is_pushed_to_all_until_it_is_committed(
     c: Cluster, members: list[Member]
 ) -> None:
     attempts = set()
@@ -76,7 +76,7 @@ async def test_a_save_through_three_replicas_is_told_to_all_until_it_is_committe
 
 
 @in_world("r1", "r2", "r3")
-async def test_acks_are_told_at_once_to_who_seals_and_once_a_second_to_the_others(
+async def test_acks_reach_the_sealing_rank_at_once_and_others_once_a_second(
     c: Cluster, members: list[Member]
 ) -> None:
     await members[0].call(begin_checkpoint=begin(members[0], 0))
@@ -115,7 +115,7 @@ async def test_a_session_speaks_for_its_own_ranks_only(
 
 
 @in_rig(cluster, 1, members=1)
-async def test_a_session_may_leave_its_job_out_and_not_name_another(c: Cluster) -> None:
+async def test_a_call_on_a_session_may_omit_its_job_but_not_name_another(c: Cluster) -> None:
     (member,) = await c.world("r1")
     assert (await member.call(get_world={})).get_world.world.generation == 1
     assert (await member.call(get_world={"job": "other"})).error.code == "REFUSED"
@@ -124,7 +124,7 @@ async def test_a_session_may_leave_its_job_out_and_not_name_another(c: Cluster) 
 
 
 @in_rig(cluster, 2, members=1)
-async def test_a_request_is_not_answered_from_before_what_its_caller_has_seen(c: Cluster) -> None:
+async def test_an_answer_is_never_older_than_the_revision_its_caller_has_seen(c: Cluster) -> None:
     await c.start("r9", network=Scripted(watch_s=0.5))
     (member,) = await c.world("r1")
     revision = c["r1"].view.revision

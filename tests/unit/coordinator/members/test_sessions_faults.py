@@ -24,7 +24,7 @@ KEY = JOB.worker("w0")
 
 
 @in_rig(cluster, 0, members=1)
-async def test_a_registration_that_took_effect_unheard_leaves_no_key_behind(c: Cluster) -> None:
+async def test_a_registration_whose_answer_was_lost_leaves_no_key_behind(c: Cluster) -> None:
     written = Moment(lambda call: writes(call, KEY))
     node = await c.start("r9", network=written.network(partial(Cluster.cut_off, c, "r9")))
     member = c.member("w0")
@@ -74,7 +74,7 @@ class BriefTransport:
 
 @pytest.mark.parametrize("back_s", [3.5, None], ids=["comes back", "is dead"])
 @in_cluster(Cluster.joined, "w0", "r2", replicas=2, members=1)
-async def test_who_was_never_served_where_a_late_hand_over_put_it_has_more_than_the_grace(
+async def test_a_member_handed_over_late_has_more_than_the_grace_to_reconnect(
     c: Cluster, member: Member, back_s: float | None
 ) -> None:
     """Another replica served it until that moment, so none of its transports has failed."""
@@ -98,7 +98,7 @@ async def test_who_was_never_served_where_a_late_hand_over_put_it_has_more_than_
 
 
 @in_rig(cluster, 0, members=1)
-async def test_the_grace_begins_anew_with_every_loss(c: Cluster) -> None:
+async def test_each_connection_loss_restarts_the_grace(c: Cluster) -> None:
     network = Scripted()
     await c.start("r1", network=network)
     member = await c.member("w0").connect("r1")
@@ -116,7 +116,7 @@ async def test_the_grace_begins_anew_with_every_loss(c: Cluster) -> None:
 
 
 @in_cluster(Cluster.joined, "w0", "r1", replicas=1, members=1)
-async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_and_no_more(
+async def test_a_member_that_dies_during_a_second_session_has_exactly_the_grace(
     c: Cluster, member: Member
 ) -> None:
     failure_detector = c["r1"].service.failure_detector
@@ -133,7 +133,7 @@ async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_an
 
 
 @in_cluster(Cluster.joined, "w0", "r1", replicas=1, members=1)
-async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_grace_and_no_more(
+async def test_a_unary_member_is_removed_after_detect_s_plus_the_reconnect_grace(
     c: Cluster,
     member: Member,
 ) -> None:
@@ -150,7 +150,7 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
 
 @pytest.mark.parametrize("replica", ["r1", "r2"])
 @in_rig(cluster, 2, members=1)
-async def test_a_newcomer_for_one_that_died_in_the_middle_of_registering_is_let_in(
+async def test_a_successor_of_a_member_that_died_while_registering_is_admitted(
     c: Cluster, replica: str
 ) -> None:
     await c.start("r9", network=slow_writes(0.3))
@@ -180,7 +180,7 @@ async def test_a_heartbeat_at_a_replica_that_is_behind_is_not_refused(c: Cluster
 
 
 @in_rig(cluster, 1, members=2)
-async def test_a_welcome_that_failed_half_way_is_no_session(c: Cluster) -> None:
+async def test_a_session_that_fails_during_its_welcome_leaves_no_member_key(c: Cluster) -> None:
     await c["r1"].context.mirror.fresh()
     c.put(JOB.head, b"written by hand")
     member = c.member("w0")
@@ -193,7 +193,7 @@ async def test_a_welcome_that_failed_half_way_is_no_session(c: Cluster) -> None:
 
 
 @in_world("r1", "r2", "r3", delay_s=0.5)
-async def test_a_replica_that_is_slow_to_stop_declares_nobody_dead(c: Cluster, members: list[Member]) -> None:
+async def test_a_replica_that_stops_slowly_declares_no_member_dead(c: Cluster, members: list[Member]) -> None:
     first = next(m for m in members if m.worker == "w0")
     c["r1"].replica.stop()
     await first.over.wait()
@@ -203,7 +203,7 @@ async def test_a_replica_that_is_slow_to_stop_declares_nobody_dead(c: Cluster, m
 
 
 @in_world("r1", "r1", members=2)
-async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_old_generation(
+async def test_an_arrival_of_a_removed_member_is_refused_as_stale_generation(
     c: Cluster, members: list[Member]
 ) -> None:
     leader = next(node for node in c.alive if node.context.election.epoch is not None)
@@ -219,7 +219,9 @@ async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_
 
 
 @in_world("r1", "r1", members=2)
-async def test_who_is_lost_while_removals_end_is_no_error(c: Cluster, members: list[Member]) -> None:
+async def test_a_member_lost_while_the_failure_detector_stops_is_no_error(
+    c: Cluster, members: list[Member]
+) -> None:
     failure_detector = FailureDetector(c["r1"].context)  # a second one, to which no member is connected
     running = asyncio.create_task(failure_detector.run())
     await asyncio.sleep(0.5)  # its removals wait for the grace
@@ -233,7 +235,7 @@ async def test_who_is_lost_while_removals_end_is_no_error(c: Cluster, members: l
 
 
 @in_rig(cluster, 2, members=2)
-async def test_who_comes_back_only_to_leave_is_not_registered_anew(c: Cluster) -> None:
+async def test_a_member_that_reconnects_only_to_leave_is_not_registered_again(c: Cluster) -> None:
     """Its replica died before answering its leave, which is recorded in etcd."""
     leaver, stayer = await c.world("r1", "r1")
     leaver.send(leave=session_pb2.Leave())

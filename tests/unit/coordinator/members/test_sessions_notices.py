@@ -46,7 +46,7 @@ async def stops(member: Member, rank: int, *, generation: int = 1) -> None:
 
 
 @in_world("r1", "r2", "r3")
-async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else(
+async def test_a_preemption_notice_reaches_all_current_members_and_no_newcomer(
     c: Cluster, members: list[Member]
 ) -> None:
     begun(c)
@@ -80,7 +80,7 @@ async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else(
 
 
 @in_world("r1", "r2", "r3")
-async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_shall_leave(
+async def test_a_drain_notice_reaches_all_ranks_and_later_only_the_drained_member(
     c: Cluster, members: list[Member]
 ) -> None:
     standby = await c.member("w8").connect("r1")
@@ -100,7 +100,7 @@ async def test_a_drain_is_told_to_all_who_have_a_rank_and_later_to_those_who_sha
 
 
 @in_world("r1", "r2", "r3")
-async def test_a_paused_job_is_told_to_all_and_asks_nobody_to_leave(
+async def test_a_pause_notice_reaches_all_members_and_requires_none_to_leave(
     c: Cluster, members: list[Member]
 ) -> None:
     begun(c)
@@ -118,7 +118,9 @@ async def test_a_paused_job_is_told_to_all_and_asks_nobody_to_leave(
 
 
 @in_world("r1", "r2", "r3")
-async def test_a_refused_request_is_answered_as_such(c: Cluster, members: list[Member]) -> None:
+async def test_a_refused_stop_request_is_answered_with_its_error_and_writes_no_notice(
+    c: Cluster, members: list[Member]
+) -> None:
     reply = await members[0].call(stop_job={"action": DRAIN, "worker_ids": ["nobody"]})
     assert reply.error.code == "NOT_FOUND"
     reply = await members[0].call(stop_job={"action": PREEMPT, "generation": 7})

@@ -92,7 +92,7 @@ async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serve
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, client: Client) -> None:
+async def test_a_heartbeat_that_cannot_be_forwarded_hands_the_member_over(c: Cluster, client: Client) -> None:
 
     def served_by() -> str:
         entry = not_none(c.worker("w0"))
@@ -122,9 +122,7 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, c
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_the_same(
-    c: Cluster, client: Client
-) -> None:
+async def test_a_hand_over_whose_caller_timed_out_counts_as_a_heartbeat(c: Cluster, client: Client) -> None:
     c["r1"].kill()
     await asyncio.sleep(2)
     waiting = c.tasks.create_task(client.heartbeat("r2"))
@@ -147,7 +145,7 @@ async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_th
 
 
 @in_rig(cluster, members=9)
-async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None:
+async def test_handing_many_members_over_does_not_count_as_broken_sessions(c: Cluster) -> None:
     clients = [Client(c, f"w{number}") for number in range(9)]
     for client in clients:
         await client.register("r1")
@@ -161,7 +159,7 @@ async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it(
+async def test_a_heartbeat_hands_the_member_over_if_its_replica_has_no_session(
     c: Cluster, client: Client
 ) -> None:
     c["r1"].service.failure_detector.disconnected(
@@ -173,7 +171,7 @@ async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
+async def test_a_heartbeat_carries_progress_and_a_call_reports_the_exit_of_a_rank(
     c: Cluster, client: Client
 ) -> None:
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
@@ -209,7 +207,7 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_a_name_taken_is_refused_and_a_place_taken_is_stale(c: Cluster, client: Client) -> None:
+async def test_a_taken_name_is_a_conflict_and_a_replaced_member_is_stale(c: Cluster, client: Client) -> None:
 
     beating = c.tasks.create_task(beat(client, "r1"))
     with pytest.raises(Conflict):
@@ -252,7 +250,9 @@ async def test_a_session_and_a_call_meet_at_a_barrier(c: Cluster, client: Client
 
 
 @in_cluster(registered, "w0", "r1", members=2)
-async def test_a_barrier_longer_than_a_call_and_than_its_replica(c: Cluster, client: Client) -> None:
+async def test_a_barrier_outlasts_its_wait_calls_and_the_replica_that_served_them(
+    c: Cluster, client: Client
+) -> None:
     member = await c.member("w1").connect("r2")
     theirs = (await member.world()).place.first_rank
     clock = asyncio.get_running_loop().time
@@ -278,7 +278,7 @@ async def test_a_barrier_longer_than_a_call_and_than_its_replica(c: Cluster, cli
 
 
 @in_rig(cluster, members=2)
-async def test_how_else_a_round_can_end_is_an_error(c: Cluster) -> None:
+async def test_a_timed_out_broken_or_stale_round_raises_its_own_error(c: Cluster) -> None:
     clients = [Client(c, f"w{i}") for i in range(2)]
     for client in clients:
         await client.register("r1")
@@ -307,7 +307,9 @@ async def test_a_leave_removes_the_member_and_may_be_repeated(c: Cluster, client
 
 
 @in_cluster(Client, "w0", members=2)
-async def test_datasets_and_recovery(c: Cluster, client: Client) -> None:
+async def test_a_unary_member_registers_a_dataset_and_reads_assignment_and_recovery(
+    c: Cluster, client: Client
+) -> None:
     dataset = datasets_pb2.Dataset(name="imagenet", shards=10, uri="s3://x/{shard}")
     register = datasets_pb2.RegisterDatasetRequest(job="job", dataset=dataset)
     await client.register("r1")
@@ -363,7 +365,7 @@ def bare(worker: str) -> members_pb2.HeartbeatRequest:
 
 
 @in_cluster(Client, "w0", members=1)
-async def test_a_first_bare_heartbeat_registers_and_the_next_ones_keep_alive_at_any_replica(
+async def test_bare_heartbeats_register_a_member_and_keep_it_alive_at_any_replica(
     c: Cluster,
     client: Client,
 ) -> None:
@@ -423,7 +425,7 @@ async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives(c: Clust
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_somebody_looks(
+async def test_every_replica_knows_the_age_of_unary_heartbeats_while_it_is_polled(
     c: Cluster,
     client: Client,
 ) -> None:
@@ -443,7 +445,7 @@ async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_s
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_a_heartbeat_tells_of_a_notice_and_of_the_pause_that_follows_it(
+async def test_a_heartbeat_response_carries_the_notice_and_the_later_pause(
     c: Cluster, client: Client
 ) -> None:
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
@@ -468,7 +470,7 @@ async def test_a_heartbeat_tells_of_a_notice_and_of_the_pause_that_follows_it(
 
 
 @in_cluster(registered, "w0", "r1", members=1)
-async def test_a_key_that_somebody_wrote_by_hand_ends_no_replica_once_its_member_is_silent(
+async def test_a_malformed_member_key_ends_no_replica_once_its_member_is_silent(
     c: Cluster, client: Client
 ) -> None:
     c.put(JOB.worker("w0"), b"by hand")

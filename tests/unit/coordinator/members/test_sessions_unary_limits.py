@@ -14,7 +14,7 @@ from tests.unit.coordinator.unary_client import Client
 
 
 @in_virtual_time()
-async def test_ages_that_no_message_holds_do_no_harm() -> None:
+async def test_ages_that_overflow_int64_harm_no_replica() -> None:
     """Before, both ages were passed on as more than an int64, in tasks whose failure ended the replica."""
     oldest = 2**63 - 1
     async with cluster(members=1) as c:

@@ -26,7 +26,7 @@ async def ready(c: Cluster, name: str, peers: set[str]) -> float:
 
 
 @in_rig(cluster)
-async def test_a_silent_peer_is_not_ready_after_a_second_and_a_returning_one_soon_is(c: Cluster) -> None:
+async def test_a_silent_peer_is_unready_after_a_second_and_ready_soon_after_its_return(c: Cluster) -> None:
     for link in c.board.links("r1", peer_address("r2")):
         link.stall()
     began = now()
@@ -75,7 +75,7 @@ def coordinator(name: str) -> Identity:
 
 
 @in_rig(cluster, 2)
-async def test_an_address_where_somebody_else_serves_is_no_peer(c: Cluster) -> None:
+async def test_an_address_served_by_another_replica_is_no_peer(c: Cluster) -> None:
     liar = Replica(instance="instance-r3", address="r2")  # type: ignore[arg-type]  # a NewType
     c.put(KEYS.replica("r3"), encode(liar))
     await asyncio.sleep(10)
@@ -85,7 +85,7 @@ async def test_an_address_where_somebody_else_serves_is_no_peer(c: Cluster) -> N
 
 
 @in_world("r1", "r2", members=2)
-async def test_what_ranks_say_is_known_everywhere_after_a_second(c: Cluster, members: list[Member]) -> None:
+async def test_rank_progress_reaches_all_replicas_within_a_second(c: Cluster, members: list[Member]) -> None:
     members[0].send(
         progress={
             "generation": 1,

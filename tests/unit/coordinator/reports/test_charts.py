@@ -55,9 +55,7 @@ def series(c: Cluster, replica: str, name: str, interval_s: int = 1) -> list[flo
 
 
 @in_world("r1", "r2", members=2)
-async def test_every_replica_records_what_ranks_at_any_of_them_report(
-    c: Cluster, members: list[Member]
-) -> None:
+async def test_every_replica_records_the_reports_of_all_ranks(c: Cluster, members: list[Member]) -> None:
     await train(members, 1, 40)
     for name in ("r1", "r2", "r3"):
         steps = series(c, name, "step")
@@ -78,7 +76,7 @@ async def test_every_replica_records_what_ranks_at_any_of_them_report(
 
 
 @in_world("r1", "r2", members=2)
-async def test_a_replica_that_starts_knows_what_the_others_recorded_before_it(
+async def test_a_restarted_replica_learns_the_recorded_history_from_its_peers(
     c: Cluster, members: list[Member]
 ) -> None:
     await train(members, 1, 60)
@@ -130,7 +128,7 @@ def recording(unix_s: int) -> Charts:
     return Charts(view, keys, unix_now=lambda: unix_s)
 
 
-def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_up() -> None:
+def test_a_day_of_history_is_sent_without_blocking_the_event_loop() -> None:
     """Measured in CPU time of this thread, so that other processes of the machine do not count."""
     unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
     theirs, ours = recording(unix_s), recording(unix_s)

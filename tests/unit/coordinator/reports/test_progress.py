@@ -49,7 +49,7 @@ def board() -> ProgressBoard:
 
 
 @in_virtual_time()
-async def test_a_stall_lasts_until_the_rank_says_something_else(board: ProgressBoard) -> None:
+async def test_a_stall_lasts_until_the_rank_reports_something_else(board: ProgressBoard) -> None:
     board.note("j", 1, [said(0, 7)], own=True)
     await asyncio.sleep(30)
     board.note("j", 1, [said(0, 7, age_ms=30_050, stalled_ms=30_050, stack="File train.py")], own=True)
@@ -64,7 +64,7 @@ async def test_a_stall_lasts_until_the_rank_says_something_else(board: ProgressB
 
 
 @in_virtual_time()
-async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_cost_for_longer(
+async def test_a_late_rank_s_activity_ends_when_it_moves_and_step_times_stay(
     board: ProgressBoard,
 ) -> None:
     times = StepTimes(compute_us=7, median_compute_us=8, steady_steps=9)
@@ -85,7 +85,7 @@ async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_
 
 
 @in_virtual_time()
-async def test_a_hold_lasts_until_a_newer_word_without_one(board: ProgressBoard) -> None:
+async def test_a_save_hold_lasts_until_a_newer_report_without_one(board: ProgressBoard) -> None:
     hold = SaveHold(step=20, held_ms=5000, reason="disk full", host="a")
     board.note("j", 1, [said(0, 20)], own=True)
     await asyncio.sleep(1)
@@ -109,7 +109,7 @@ async def test_a_hold_lasts_until_a_newer_word_without_one(board: ProgressBoard)
 
 
 @in_virtual_time()
-async def test_what_is_kept_is_bounded(board: ProgressBoard) -> None:
+async def test_stored_stacks_and_texts_are_bounded(board: ProgressBoard) -> None:
     for rank in range(MAX_STACKS + 10):
         board.note("j", 1, [said(rank, 100 - rank % 2, stalled_ms=1, stack="x" * 99_999)], own=True)
     kept = [r for r in board.ranks("j", 1, range(1000)) if r.stack]
@@ -123,7 +123,7 @@ async def test_what_is_kept_is_bounded(board: ProgressBoard) -> None:
 
 
 @in_virtual_time()
-async def test_news_are_told_in_messages_of_bounded_size(board: ProgressBoard) -> None:
+async def test_news_is_sent_in_messages_of_bounded_size(board: ProgressBoard) -> None:
     board.note("j", 1, [said(r, 1, stalled_ms=1, stack="x" * 4000) for r in range(64)], own=True)
     board.note("j", 1, [said(r, 1, "p" * 64, trace_file="/" * 500) for r in range(100, 3000)], own=True)
     devices = [DeviceStatus(index=i, name="H200", fault="f" * 200) for i in range(8)]
@@ -140,7 +140,7 @@ async def test_news_are_told_in_messages_of_bounded_size(board: ProgressBoard) -
 
 
 @in_virtual_time()
-async def test_members_that_came_and_went_while_somebody_looks_are_forgotten(board: ProgressBoard) -> None:
+async def test_heartbeats_of_departed_members_are_forgotten_while_news_is_read(board: ProgressBoard) -> None:
     stays = MemberHeard(worker_id="stays", incarnation=1, age_ms=3_600_000)
     for number in range(600):
         passes = MemberHeard(worker_id=f"w{number}", incarnation=2 + number)
@@ -187,7 +187,7 @@ def looks(c: Cluster, replica: str) -> Any:
 
 
 @in_world("r1", "r2", members=2)
-async def test_a_look_at_any_replica_brings_evidence_and_the_ages_of_heartbeats(
+async def test_an_inspection_at_any_replica_brings_evidence_and_heartbeat_ages(
     c: Cluster, members: list[Member]
 ) -> None:
     tasks = [c.tasks.create_task(answering(member, rank)) for rank, member in enumerate(members)]
@@ -220,7 +220,7 @@ async def test_a_look_at_any_replica_brings_evidence_and_the_ages_of_heartbeats(
 
 
 @in_world("r1", "r1", members=2)
-async def test_evidence_of_others_ranks_is_not_taken(c: Cluster, members: list[Member]) -> None:
+async def test_evidence_about_another_members_rank_is_ignored(c: Cluster, members: list[Member]) -> None:
     members[0].send(progress=Progress(generation=1, evidence=[RankEvidence(rank=1, stack="made up")]))
     await asyncio.sleep(2)
     assert looks(c, "r1").evidence("job", 1, 1) is None

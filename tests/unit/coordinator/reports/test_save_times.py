@@ -33,7 +33,7 @@ def counting(*phases: SavePhase) -> Measures:
     return measures
 
 
-def test_bytes_and_seconds_of_a_phase_stand_under_its_backend_and_type() -> None:
+def test_bytes_and_seconds_of_a_save_phase_are_labelled_by_backend_and_type() -> None:
     measures = counting(
         SavePhase(phase="snapshot", backend="s3", took_us=250_000, size_bytes=1000),
         SavePhase(phase="write", backend="s3", took_us=2_000_000, size_bytes=500),
@@ -54,13 +54,13 @@ def test_bytes_and_seconds_of_a_phase_stand_under_its_backend_and_type() -> None
         (SavePhase(phase="write", backend="file", took_us=1, size_bytes=2**62), {"file": MAX_BYTES}),
     ],
 )
-def test_whatever_is_reported_the_series_are_few(phase: SavePhase, expected: dict[str, int]) -> None:
+def test_save_reports_of_any_content_create_few_series(phase: SavePhase, expected: dict[str, int]) -> None:
     measures = counting(phase)
     found = {labels[0]: child.value for labels, child in measures.phase_bytes.children.items()}
     assert found == expected
 
 
-def test_a_report_has_no_more_phases_than_are_read() -> None:
+def test_save_phases_beyond_the_limit_of_a_report_are_ignored() -> None:
     measures = counting(*[SavePhase(phase="write", backend="s3", took_us=1)] * 1000)
     assert sum(measures.phase_seconds.children["s3", "incremental", "write"].counts) == MAX_REPORTED
 
@@ -121,9 +121,7 @@ def test_a_copy_in_the_second_storage_is_counted_once() -> None:
 
 
 @in_world("r1", "r2", members=2)
-async def test_a_replica_tells_the_age_of_the_members_that_it_serves(
-    c: Cluster, members: list[Member]
-) -> None:
+async def test_a_replica_reports_the_age_of_the_members_it_serves(c: Cluster, members: list[Member]) -> None:
     first, second = (dict(c[replica].service.failure_detector.ages("job")) for replica in ("r1", "r2"))
     assert (set(first), set(second)) == ({"w0"}, {"w1"})
     before = first["w0"]

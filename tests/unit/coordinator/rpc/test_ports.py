@@ -54,7 +54,7 @@ def detecting_in(monkeypatch: pytest.MonkeyPatch, detect_s: float) -> None:
 
 @pytest.mark.parametrize(("detect_s", "write_s"), [(5.0, 0.3), (10.0, 0.0), (20.0, 0.0)])
 @in_virtual_time()
-async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time_to_hear_of_it(
+async def test_a_client_served_elsewhere_survives_a_late_hand_over(
     monkeypatch: pytest.MonkeyPatch, detect_s: float, write_s: float
 ) -> None:
     """When the hand-over takes effect, its replica has received no heartbeat for `detect_s`: they went elsewhere."""
@@ -116,7 +116,7 @@ async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
 
 @pytest.mark.parametrize("detect_s", [5.0, 20.0])
 @in_virtual_time()
-async def test_a_client_that_died_as_it_was_handed_over_late_goes_when_its_time_is_over(
+async def test_a_client_that_dies_during_a_late_hand_over_is_removed_in_time(
     monkeypatch: pytest.MonkeyPatch, detect_s: float
 ) -> None:
     detecting_in(monkeypatch, detect_s)
@@ -139,7 +139,7 @@ async def test_a_client_that_died_as_it_was_handed_over_late_goes_when_its_time_
 
 @pytest.mark.parametrize("another", [False, True])
 @in_virtual_time()
-async def test_the_silence_of_another_run_puts_no_death_off(
+async def test_another_boot_of_the_same_member_does_not_delay_its_removal(
     monkeypatch: pytest.MonkeyPatch, another: bool
 ) -> None:
     detecting_in(monkeypatch, 20.0)
@@ -162,7 +162,7 @@ async def test_the_silence_of_another_run_puts_no_death_off(
 
 @pytest.mark.parametrize("detect_s", [5.0, 20.0])
 @in_virtual_time()
-async def test_a_call_counts_for_five_seconds_at_the_session_and_not_again(
+async def test_a_failed_call_proves_a_client_alive_for_five_seconds_once(
     monkeypatch: pytest.MonkeyPatch, detect_s: float
 ) -> None:
     detecting_in(monkeypatch, detect_s)
@@ -182,7 +182,7 @@ async def test_a_call_counts_for_five_seconds_at_the_session_and_not_again(
 
 
 @in_rig(cluster, 0, members=1)
-async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_session(c: Cluster) -> None:
+async def test_a_lost_deletion_is_not_repeated_once_its_member_has_reconnected(c: Cluster) -> None:
     network = await behind(c)
     member = await c.member("w0").connect("r2")
     before = member.incarnation
@@ -201,7 +201,7 @@ async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_th
 
 @pytest.mark.parametrize("pause_s", [0.3, 1.8, 4.2])
 @in_rig(cluster, 0, members=1)
-async def test_who_comes_back_to_the_session_after_a_round_of_the_others_is_no_orphan(
+async def test_a_member_that_keeps_redialling_until_welcomed_is_not_deleted(
     c: Cluster, pause_s: float
 ) -> None:
     network = await behind(c)
@@ -221,7 +221,7 @@ async def test_who_comes_back_to_the_session_after_a_round_of_the_others_is_no_o
 
 
 @in_rig(cluster, 0, members=1)
-async def test_another_run_at_the_session_does_not_hide_who_was_there_before(c: Cluster) -> None:
+async def test_a_second_process_of_the_same_name_does_not_get_the_first_deleted(c: Cluster) -> None:
     """A member served lately may return before its key is deleted, whichever member used its name meanwhile."""
     network = await behind(c)
     member = await c.member("w0", boot="boot-a").connect("r2")
@@ -243,7 +243,7 @@ async def test_another_run_at_the_session_does_not_hide_who_was_there_before(c: 
 
 
 @in_rig(cluster, 0, members=1)
-async def test_who_was_at_the_session_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
+async def test_a_member_that_connected_once_and_died_is_still_deleted(c: Cluster) -> None:
     network = await behind(c)
     member = await c.member("w0").connect("r2")
     network.put = Fate(delay_s=60.0)

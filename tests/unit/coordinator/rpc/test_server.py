@@ -47,7 +47,7 @@ async def test_a_replica_on_loopback_is_reached_at_both_its_addresses(bound: Any
     assert [answers(host, port) for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
 
 
-async def test_a_taken_port_at_the_other_address_is_told_and_no_obstacle(bound: Any) -> None:
+async def test_a_port_taken_on_ipv6_is_logged_and_ipv4_is_served(bound: Any) -> None:
     with socket.socket(socket.AF_INET6) as stranger, capture_logs() as logs:
         stranger.bind(("::1", 0))
         stranger.listen()
@@ -75,6 +75,6 @@ async def test_a_machine_without_ipv6_serves(bound: Any, monkeypatch: pytest.Mon
 async def test_a_peer_elsewhere_is_not_spoken_to_in_plaintext(address: str) -> None:
     """Any process at that address would get this replica's token, and would be trusted."""
     dial = Dialer(CoordinatorConfig(), Timing.derive(5.0))
-    with pytest.raises(ConfigError, match="would be spoken to in plaintext"):
+    with pytest.raises(ConfigError, match="the connection would be plaintext"):
         async with dial(address):
             pass

@@ -35,7 +35,7 @@ class Heard:
 
 
 @pytest.mark.parametrize(("barrier", "suspects"), [("epoch", (1,)), (COMPARE_BARRIER, (0, 1))])
-def test_a_rank_whose_save_is_compared_in_the_background_is_not_held_up(
+def test_a_rank_in_the_background_compare_barrier_does_not_count_as_waiting(
     barrier: str, suspects: tuple[int, ...]
 ) -> None:
     job = Job(a=1, b=1).store.job()

@@ -43,7 +43,7 @@ def test_a_finding_is_logged_when_it_begins_and_when_it_is_over() -> None:
     assert logs[3]["lasted_s"] == 12.5
 
 
-def test_what_is_kept_in_mind_is_bounded() -> None:
+def test_the_number_of_logged_findings_is_bounded() -> None:
     log = made()
     with capture_logs() as logs:
         log.note("j", [finding(rank) for rank in range(2 * MAX_LOGGED)], 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.dashboard.rig import KEYS, Shown
 
 
-async def test_a_job_that_is_deleted_after_somebody_asked_is_forgotten_at_once() -> None:
+async def test_a_job_deleted_after_a_first_read_is_forgotten_at_once() -> None:
     shown = Shown()
     for name in ("gone", "stays"):
         shown.job(name, members=1)

@@ -24,7 +24,7 @@ def history() -> History:
     return History()
 
 
-def test_it_returns_what_came_after_a_token(history: History) -> None:
+def test_history_returns_the_batches_after_a_token(history: History) -> None:
     history.reset(10)
     for revision in (11, 14, 15):
         history.append(batch(revision))
@@ -43,13 +43,13 @@ def test_a_token_from_within_a_batch_is_answered_with_the_rest_of_it(history: Hi
     ]
 
 
-def test_a_token_from_before_its_floor_means_list_again(history: History) -> None:
+def test_a_token_older_than_the_history_requires_a_new_list(history: History) -> None:
     history.reset(10)
     assert revisions(history, 9) is None
     assert revisions(history, 10) == []
 
 
-def test_the_oldest_batches_make_room_and_raise_the_floor() -> None:
+def test_the_oldest_batches_are_evicted_and_the_first_revision_advances() -> None:
     history = History(max_events=4)
     history.reset(10)
     for revision in (11, 12, 13):
@@ -59,7 +59,7 @@ def test_the_oldest_batches_make_room_and_raise_the_floor() -> None:
     assert revisions(history, 11) == [12, 13]
 
 
-def test_a_list_forgets_everything(history: History) -> None:
+def test_a_list_clears_the_history(history: History) -> None:
     history.reset(10)
     history.append(batch(11))
     history.reset(20)
@@ -67,7 +67,7 @@ def test_a_list_forgets_everything(history: History) -> None:
     assert history.floor == 20
 
 
-def test_progress_notices_take_no_room() -> None:
+def test_progress_notices_take_no_space() -> None:
     history = History(max_events=1)
     history.reset(10)
     for revision in range(11, 1000):

@@ -27,7 +27,7 @@ def counted(c: Cluster, name: str) -> float:
 
 
 @in_rig(cluster)
-async def test_a_floor_without_its_outcome_is_reported_once_and_shown_until_it_is_mended(c: Cluster) -> None:
+async def test_a_barrier_floor_without_an_outcome_is_logged_once_and_shown_until_repaired(c: Cluster) -> None:
     await c.world(*THREE)
     floor = JOB.barrier_floor("epoch", 1)
     with capture_logs() as logs:
@@ -53,7 +53,7 @@ async def test_a_floor_without_its_outcome_is_reported_once_and_shown_until_it_i
 
 
 @in_rig(cluster, 1)
-async def test_what_is_remembered_is_bounded(c: Cluster) -> None:
+async def test_the_number_of_remembered_violations_is_bounded(c: Cluster) -> None:
     with capture_logs() as logs:
         for number in range(REMEMBERED + 50):
             c.put(KEYS.job(f"j{number}").barrier_floor("b", 1), encode(BarrierFloor(round=1)))
@@ -67,7 +67,7 @@ async def test_what_is_remembered_is_bounded(c: Cluster) -> None:
 
 
 @in_rig(cluster)
-async def test_keys_that_cannot_be_read_at_all_end_nothing(c: Cluster) -> None:
+async def test_unreadable_keys_end_no_replica(c: Cluster) -> None:
     await c.world(*THREE)
     odd = {
         JOB.barrier_generation("b", 1) + "not-a-number": b"{}",

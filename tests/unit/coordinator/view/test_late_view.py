@@ -47,7 +47,7 @@ async def test_a_watch_that_is_behind_an_answered_revision_is_opened_again_after
 
 
 @in_virtual_time()
-async def test_opening_it_again_does_not_make_a_slow_watch_later_for_ever() -> None:
+async def test_reopening_a_slow_watch_does_not_delay_the_view_without_end() -> None:
     async with followed() as (store, network, mirror):
         network.watch_s = 12.0
         revision = put(store, KEYS.root + "a")
@@ -57,7 +57,7 @@ async def test_opening_it_again_does_not_make_a_slow_watch_later_for_ever() -> N
 
 
 @in_virtual_time()
-async def test_revisions_of_others_are_no_lag_and_cost_about_a_list_a_second() -> None:
+async def test_foreign_revisions_count_as_no_lag_and_cost_about_a_list_a_second() -> None:
     async with followed() as (store, network, mirror):
         put(store, KEYS.root + "a")
         await asyncio.sleep(1)
@@ -72,7 +72,7 @@ async def test_revisions_of_others_are_no_lag_and_cost_about_a_list_a_second() -
 
 
 @in_virtual_time()
-async def test_a_slow_proof_that_revisions_are_of_others_is_waited_for() -> None:
+async def test_a_slow_read_that_proves_revisions_foreign_is_awaited() -> None:
     async with followed() as (store, network, mirror):
         await asyncio.sleep(1)
         network.says, longest_s = lambda _call: Fate(answer_delay_s=0.8), 0.0

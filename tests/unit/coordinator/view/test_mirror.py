@@ -30,7 +30,7 @@ def same(view: View, store: MemoryStore) -> bool:
 
 
 @in_rig(rig)
-async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
+async def test_events_that_are_not_newer_are_dropped(r: Rig) -> None:
     """A resumed watch overlaps the one before; a key must not return to an older value."""
     await r.mirror.at_least(r.put("a", b"old"))
     old = r.mirror.view.get(KEYS.root + "a")
@@ -60,7 +60,7 @@ async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_the_record_of_a_backup_is_in_the_view_and_nobody_minds(r: Rig) -> None:
+async def test_a_backup_record_is_in_the_view_and_violates_no_invariant(r: Rig) -> None:
     backup = Backup(revision=1, unix_ms=2, where="file:///backups", size_bytes=3)
     for record in (encode(backup), b"somebody wrote this by hand"):
         await r.mirror.at_least(put(r.store, KEYS.backup, record))
@@ -80,7 +80,7 @@ async def test_the_uid_is_created_once(store: MemoryStore) -> None:
 
 
 @in_rig(rig)
-async def test_subscribers_hear_every_batch_in_order_after_the_view_has_it(r: Rig) -> None:
+async def test_subscribers_receive_every_batch_in_order_after_the_view(r: Rig) -> None:
     received: list[tuple[int, int]] = []
 
     def hear(batch: WatchBatch) -> None:
@@ -96,7 +96,7 @@ async def test_subscribers_hear_every_batch_in_order_after_the_view_has_it(r: Ri
 
 
 @in_rig(rig)
-async def test_a_record_that_somebody_wrote_by_hand_does_not_end_the_mirror(r: Rig) -> None:
+async def test_an_invalid_record_does_not_end_the_mirror(r: Rig) -> None:
     others: list[WatchBatch] = []
     r.mirror.subscribe(lambda _: void(r.mirror.view.record(KEYS.root + "x", ClusterUid)))
     r.mirror.subscribe(others.append)
@@ -110,7 +110,7 @@ def void(_: object) -> None:
 
 
 @in_rig(rig)
-async def test_it_catches_up_after_a_partition(r: Rig) -> None:
+async def test_the_mirror_catches_up_after_a_partition(r: Rig) -> None:
     r.client.partition()
     r.put("a", b"1")
     r.put("a", b"2")
@@ -150,7 +150,7 @@ async def test_a_watch_that_breaks_again_and_again_is_opened_once_it_can_be(r: R
 
 
 @in_rig(rig)
-async def test_after_a_compaction_it_lists_and_tells_deletes(r: Rig) -> None:
+async def test_after_a_compaction_the_mirror_lists_and_reports_deletes(r: Rig) -> None:
     await r.mirror.at_least(r.put("gone"))
     received: list[WatchBatch] = []
     r.mirror.subscribe(received.append)
@@ -179,7 +179,7 @@ async def test_fresh_brings_the_view_to_the_newest_revision() -> None:
 
 
 @in_rig(rig)
-async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told(r: Rig) -> None:
+async def test_fresh_does_not_wait_for_progress_on_foreign_revisions(r: Rig) -> None:
     foreign = put(r.store, "/elsewhere/key")
     before = now()
     assert await r.mirror.fresh() == foreign
@@ -207,7 +207,7 @@ def slow_reads(call: Call) -> Fate:
 
 
 @in_virtual_time()
-async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
+async def test_concurrent_calls_of_fresh_share_a_read_begun_after_them() -> None:
     network = Scripted(slow_reads)
     async with rig(network=network) as r:
         network.begin()
@@ -222,7 +222,7 @@ async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
 
 
 @in_virtual_time()
-async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list() -> None:
+async def test_a_watch_that_is_only_late_is_awaited_without_a_list() -> None:
     network = Scripted(slow_reads, watch_s=2.0)
     async with rig(network=network) as r:
         network.begin()
@@ -236,7 +236,7 @@ async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list(
 
 
 @in_virtual_time()
-async def test_a_replica_that_has_nothing_to_read_finds_out_that_its_cluster_is_gone() -> None:
+async def test_an_idle_replica_detects_that_its_cluster_was_replaced() -> None:
     """Its watch delivers nothing, since it waits for a revision that an older snapshot has not reached."""
     store, network = MemoryStore(), Scripted(watch_s=10_000.0)
     mirror = Mirror(store.client("r1", network=network), KEYS, new_uid="uid-1")
@@ -250,7 +250,7 @@ async def test_a_replica_that_has_nothing_to_read_finds_out_that_its_cluster_is_
 
 @in_virtual_time()
 @pytest.mark.parametrize("there", [None, ClusterUid(uid="a stranger")], ids=["empty", "another cluster"])
-async def test_a_replica_that_resumes_takes_no_other_cluster_and_makes_none(there: ClusterUid | None) -> None:
+async def test_a_resumed_replica_refuses_another_cluster_and_creates_none(there: ClusterUid | None) -> None:
     """t1: etcd holds the successor cluster. t2: etcd is wiped. t3: the replica lists it."""
     store = MemoryStore()
     if there is not None:
@@ -263,7 +263,7 @@ async def test_a_replica_that_resumes_takes_no_other_cluster_and_makes_none(ther
 
 
 @in_virtual_time()
-async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() -> None:
+async def test_many_waiters_for_a_late_watch_share_a_few_lists() -> None:
     network = Scripted(slow_reads, watch_s=2.0)
     async with rig(network=network) as r:
         network.begin()
@@ -276,7 +276,7 @@ async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() 
 
 
 @in_virtual_time()
-async def test_a_watch_that_fell_silent_is_no_difference() -> None:
+async def test_an_audit_counts_no_difference_for_a_silent_watch() -> None:
     """A frozen etcd member silences only the watch; calls go to another member at once."""
 
     async with rig(network=Scripted(watch_s=17.0)) as r:  # the mirror reopens a watch after 15 s
@@ -315,14 +315,16 @@ async def replace_cluster(replacement: bytes | None, *, told: bool) -> None:
 
 @pytest.mark.parametrize("replacement", [encode(ClusterUid(uid="another")), None])
 @pytest.mark.parametrize("told", [True, False])
-def test_another_uid_ends_it_whether_the_watch_or_a_read_tells(replacement: bytes | None, told: bool) -> None:
+def test_another_uid_ends_the_mirror_whether_a_watch_or_a_read_finds_it(
+    replacement: bytes | None, told: bool
+) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         virtual_time.run(replace_cluster(replacement, told=told))
     assert caught.group_contains(ClusterReplaced)
 
 
 @in_virtual_time()
-async def test_silence_counts_a_suspend_that_only_the_clock_saw() -> None:
+async def test_etcd_silence_includes_the_time_of_a_suspend() -> None:
     skew_s = 0.0
     mirror = Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=lambda: now() + skew_s)
     mirror.note_contact()

@@ -51,7 +51,7 @@ class Claim:
 
 
 @in_rig(rig)
-async def test_it_executes_and_returns_when_the_view_shows_it(r: Rig) -> None:
+async def test_the_executor_returns_once_the_view_shows_the_write(r: Rig) -> None:
     r.network.begin()
     decide = Claim("a")
     await r.executor.settle(decide)
@@ -72,7 +72,7 @@ async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
 
 
 @in_rig(rig)
-async def test_nothing_to_do_is_also_found_on_a_fresh_view_only(r: Rig) -> None:
+async def test_a_decision_without_a_write_is_confirmed_on_a_fresh_view(r: Rig) -> None:
     await r.mirror.at_least(r.put("a", b"me"))
     r.network.begin()
     await r.executor.settle(Claim("a"))
@@ -80,7 +80,7 @@ async def test_nothing_to_do_is_also_found_on_a_fresh_view_only(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_who_comes_second_decides_again_and_is_refused(r: Rig) -> None:
+async def test_a_decision_that_lost_a_race_is_made_again_and_refused(r: Rig) -> None:
     r.network.begin(Fate(delay_s=0.1))
     async with asyncio.TaskGroup() as tasks:
         settling = tasks.create_task(outcome(r.executor.settle(Claim("a"))))
@@ -100,7 +100,7 @@ async def outcome(work: object) -> BaseException | None:
 @pytest.mark.parametrize("lost", ["request", "answer"])
 @pytest.mark.parametrize("coalesce", [False, True])
 @in_rig(rig)
-async def test_an_unknown_outcome_is_found_out_by_sending_the_same_again(
+async def test_an_unknown_outcome_is_resolved_by_resending_the_transaction(
     r: Rig, lost: str, coalesce: bool
 ) -> None:
     r.network.begin(Fate(lost=lost), Fate(lost=lost))  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ async def test_a_request_that_arrives_late_does_not_count_twice(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_the_deadline_ends_it_as_unavailable(r: Rig) -> None:
+async def test_the_deadline_ends_a_write_as_unavailable(r: Rig) -> None:
     r.client.partition()
     before = now()
     with pytest.raises(Unavailable, match="within 3 s"):
@@ -140,7 +140,7 @@ async def test_the_deadline_ends_it_as_unavailable(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_what_the_store_refuses_is_the_callers(r: Rig) -> None:
+async def test_a_store_refusal_is_raised_to_the_caller(r: Rig) -> None:
     huge = Txn(success=(Put(key=KEYS.root + "a", value=b"x" * (2 << 20)),))
     for coalesce in (False, True):
         with pytest.raises(QuotaExceeded):
@@ -161,7 +161,7 @@ async def settle_all(r: Rig, decisions: list[Claim]) -> list[BaseException | Non
 
 
 @in_rig(rig)
-async def test_what_comes_together_is_one_transaction(r: Rig) -> None:
+async def test_simultaneous_decisions_are_one_transaction(r: Rig) -> None:
     r.network.begin()
     names = [f"a{i}" for i in range(50)]
     assert await settle_all(r, [Claim(n) for n in names]) == [None] * 50
@@ -182,7 +182,7 @@ async def test_a_batch_is_bounded_in_operations_and_bytes(
 
 
 @in_rig(rig)
-async def test_one_that_does_not_hold_spoils_only_itself(r: Rig) -> None:
+async def test_a_failed_transaction_of_a_batch_fails_only_its_own_caller(r: Rig) -> None:
     r.network.begin(Fate(delay_s=0.1))
     async with asyncio.TaskGroup() as tasks:
         settling = tasks.create_task(settle_all(r, [Claim(f"a{i}") for i in range(5)]))
@@ -194,7 +194,7 @@ async def test_one_that_does_not_hold_spoils_only_itself(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_what_cannot_be_joined_goes_side_by_side(r: Rig) -> None:
+async def test_conflicting_decisions_run_concurrently(r: Rig) -> None:
     r.network.begin(*[Fate(delay_s=0.1)] * 50)
     began = now()
     results = await settle_all(r, [Claim("a", str(i).encode()) for i in range(50)])
@@ -205,7 +205,7 @@ async def test_what_cannot_be_joined_goes_side_by_side(r: Rig) -> None:
 @pytest.mark.parametrize("guard", [absent(KEYS.root + "pins/a"), none_in(KEYS.root + "pins/")])
 @pytest.mark.parametrize("first", ["pin", "delete"])
 @in_rig(rig)
-async def test_what_one_writes_and_another_compares_is_never_joined(
+async def test_a_write_is_never_joined_with_a_compare_of_the_same_key(
     r: Rig, guard: Compare, first: str
 ) -> None:
     """Each of the two holds within one transaction, so joining them would delete a pinned checkpoint."""
@@ -239,7 +239,7 @@ async def test_what_one_writes_and_another_compares_is_never_joined(
 
 
 @in_rig(rig)
-async def test_what_reads_or_deletes_ranges_goes_alone(r: Rig) -> None:
+async def test_a_range_operation_runs_in_its_own_transaction(r: Rig) -> None:
     await r.mirror.at_least(r.put("old/a"))
 
     def clean(view: View) -> Decision:
@@ -257,7 +257,7 @@ async def test_what_reads_or_deletes_ranges_goes_alone(r: Rig) -> None:
 
 
 @in_rig(rig)
-async def test_who_gives_up_does_not_hold_up_the_others(r: Rig) -> None:
+async def test_a_cancelled_decision_does_not_delay_the_others(r: Rig) -> None:
     r.network.begin(Fate(delay_s=0.2))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(r.executor.settle(Claim("first"), coalesce=True))

@@ -21,7 +21,7 @@ class WentBack:
         raise ClusterReplaced("etcd e1 is at revision 8, and was at 9", hint="restore it")
 
 
-async def test_callers_hear_that_nobody_could_answer_and_the_replica_why() -> None:
+async def test_callers_receive_unavailable_and_the_replica_receives_the_cause() -> None:
     """A save under way then continues once its session is served again, or learns that the cluster was restored."""
     store: Store = WentBack()  # type: ignore[assignment]  # the store gets no other call
     measured = MeasuredStore(store, Measures())

@@ -54,18 +54,20 @@ def may(
 
 
 @given(identities)
-def test_an_identity_survives_its_uris(identity: Identity) -> None:
+def test_an_identity_survives_the_round_trip_through_its_uris(identity: Identity) -> None:
     assert parse_identity([identity.uri, *identity.job_uris]) == identity
 
 
 @given(st.lists(st.text(max_size=60), max_size=4))
-def test_whatever_a_certificate_says_is_an_identity_or_a_refusal(uris: list[str]) -> None:
+def test_any_certificate_yields_an_identity_or_a_refusal(uris: list[str]) -> None:
     with suppress(Unauthenticated):
         assert parse_identity(uris).uri in uris
 
 
 @given(identities, st.text(alphabet="/?#%@: \x00é", min_size=1, max_size=3), st.data())
-def test_nothing_foreign_gets_into_a_name(identity: Identity, noise: str, data: st.DataObject) -> None:
+def test_no_foreign_character_gets_into_an_identity(
+    identity: Identity, noise: str, data: st.DataObject
+) -> None:
     uri = identity.uri
     at = data.draw(st.integers(len("strata://"), len(uri)))
     try:
@@ -104,7 +106,7 @@ def test_nothing_foreign_gets_into_a_name(identity: Identity, noise: str, data: 
         ([f"strata://c/member/{'x' * 129}"], "cannot name"),
     ],
 )
-def test_what_names_no_identity(uris: list[str], why: str) -> None:
+def test_uris_without_one_valid_identity_are_refused(uris: list[str], why: str) -> None:
     with pytest.raises(Unauthenticated, match=why):
         parse_identity(uris)
 
@@ -163,7 +165,7 @@ def test_a_viewer_reads_and_does_nothing_else() -> None:
         "" if isinstance(value, set) else str(value)
     ),  # the order of a set differs between processes
 )
-def test_who_may_do_nothing_or_everything(identity: Identity | None, methods: set[str]) -> None:
+def test_identities_that_may_call_nothing_or_everything(identity: Identity | None, methods: set[str]) -> None:
     assert {m for m in (*RULES, "Future.Method") if may(identity, m, worker="w1")} == methods
 
 
@@ -178,7 +180,7 @@ def test_a_member_speaks_only_for_itself(method: str) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.MEMBER, Role.OPERATOR, Role.VIEWER])
-def test_one_that_is_limited_to_jobs_acts_in_no_other(role: Role) -> None:
+def test_an_identity_limited_to_jobs_acts_in_no_other_job(role: Role) -> None:
     limited = who(role, jobs=("a", "b"))
     for method in RULES:
         if may(who(role), method, worker="w1"):

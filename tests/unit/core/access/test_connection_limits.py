@@ -35,7 +35,7 @@ def closed(of: Connections[int], now_s: float = 9.0) -> list[tuple[int, Reason]]
     return [(each.connection, each.reason) for each in of.excess(now_s)]
 
 
-def test_a_stranger_has_ten_seconds_and_an_admitted_connection_all_the_time() -> None:
+def test_only_an_unadmitted_connection_is_closed_after_its_time_limit() -> None:
     of = connections((1, "a"), (2, "a"), (3, "b"))
     of.admitted(1)
     assert closed(of, 12.0) == []
@@ -44,7 +44,7 @@ def test_a_stranger_has_ten_seconds_and_an_admitted_connection_all_the_time() ->
     assert len(of) == 1
 
 
-def test_too_many_strangers_cost_the_address_that_has_most_of_them_its_oldest() -> None:
+def test_too_many_unadmitted_connections_close_the_oldest_of_the_busiest_address() -> None:
     of = connections((1, "b"), (2, "a"), (3, "a"), (4, "a"), (5, "c"))
     assert closed(of) == [(2, Reason.STRANGERS), (3, Reason.STRANGERS)]
 
@@ -58,14 +58,16 @@ def test_too_many_strangers_cost_the_address_that_has_most_of_them_its_oldest() 
         ("abcdef", "x", [(6, Reason.ALL)]),  # strangers first
     ],
 )
-def test_which_go_of_too_many(admitted: str, strangers: str, gone: list[tuple[int, Reason]]) -> None:
+def test_too_many_connections_close_the_expected_ones(
+    admitted: str, strangers: str, gone: list[tuple[int, Reason]]
+) -> None:
     of = connections(*enumerate(admitted + strangers))
     for number in range(len(admitted)):
         of.admitted(number)
     assert closed(of) == gone
 
 
-def test_what_has_ended_makes_room_and_is_not_closed_again() -> None:
+def test_a_closed_connection_no_longer_counts_and_is_not_closed_again() -> None:
     of = connections((1, "a"), (2, "a"), (3, "a"))
     of.closed(1)
     of.closed(1)
@@ -82,7 +84,7 @@ def test_what_has_ended_makes_room_and_is_not_closed_again() -> None:
         )
     )
 )
-def test_after_a_look_no_limit_is_exceeded_and_known_ones_stay_while_there_are_strangers(
+def test_the_excess_check_keeps_all_limits_and_closes_strangers_first(
     steps: list[tuple[str, int, str]],
 ) -> None:
     of: Connections[int] = Connections(replace(LIMITS, most=5))
@@ -130,18 +132,18 @@ def test_an_ipv6_host_is_counted_by_its_network(host: str, key: str) -> None:
     assert address_key(host) == key
 
 
-def test_an_address_is_written_the_same_by_all_sides() -> None:
+def test_all_forms_of_an_ip_address_normalize_to_the_same_host() -> None:
     assert plain_host("::FFFF:127.0.0.1") == plain_host("127.0.0.1")
     assert plain_host("fe80:0::1%eth0") == plain_host("fe80::1%2")
 
 
-def test_who_lost_most_is_named() -> None:
+def test_the_address_with_most_closed_connections_is_named() -> None:
     of = connections(*((number, "ab"[number % 3 == 0]) for number in range(9)))
     assert (worst_address(of.excess(9.0)), worst_address([])) == ("a", "")
 
 
 @pytest.mark.parametrize("descriptors", [256, 1024, 4096, 20_000, 1 << 20])
-def test_the_ports_share_what_etcd_peers_and_probes_leave(descriptors: int) -> None:
+def test_ports_share_the_descriptors_left_after_etcd_peers_and_probes(descriptors: int) -> None:
     found = shares(descriptors=descriptors, most=8_192, per_address=1_024)
     http = found.http_silent.most + found.http_speaking.most
     assert found.grpc.most + http + 128 <= descriptors
@@ -150,7 +152,7 @@ def test_the_ports_share_what_etcd_peers_and_probes_leave(descriptors: int) -> N
     assert found.grpc.per_address <= 1_024
 
 
-def test_too_few_descriptors_are_said_at_the_start() -> None:
-    with pytest.raises(ConfigError, match="leaves room for") as raised:
+def test_too_few_descriptors_are_a_config_error_at_startup() -> None:
+    with pytest.raises(ConfigError, match="descriptors allows") as raised:
         shares(descriptors=200, most=8_192, per_address=1_024)
     assert "LimitNOFILE" in str(raised.value.hint)

@@ -29,7 +29,7 @@ def test_no_span_lets_through_more_than_its_rate_and_one_burst(rate: Rate, steps
 
 
 @given(rate=st.builds(Rate, per_s=st.floats(0.5, 1000), burst=st.floats(1, 5)), now=st.floats(0, 1e6))
-def test_who_waits_as_told_gets_through(rate: Rate, now: float) -> None:
+def test_a_caller_that_waits_the_suggested_time_is_served(rate: Rate, now: float) -> None:
     buckets: Buckets[str] = Buckets(rate)
     wait_s = 0.0
     while not wait_s:
@@ -37,23 +37,23 @@ def test_who_waits_as_told_gets_through(rate: Rate, now: float) -> None:
     assert buckets.take("w1", now + wait_s * 1.001 + 1e-6) == 0.0
 
 
-def test_a_clock_that_stands_gives_nothing_back() -> None:
+def test_a_stopped_clock_refills_no_token_bucket() -> None:
     buckets: Buckets[str] = Buckets(SLOW)
     assert [bool(buckets.take("w1", now_s)) for now_s in (5.0,) * 4] == [False, False, False, True]
 
 
-def test_one_that_asks_too_often_is_told_when_to_come_and_others_are_served() -> None:
+def test_a_caller_over_its_rate_gets_a_retry_time_and_others_are_served() -> None:
     meter = Meter(SLOW)
     for _ in range(3):
         meter.call(W1, 0.0)
     with pytest.raises(QuotaExceeded, match="more than 10 calls a second") as raised:
         meter.call(W1, 0.0)
-    assert raised.value.hint == "ask again in 0.10 s"
+    assert raised.value.hint == "call again in 0.10 s"
     meter.call(W2, 0.0)
     meter.call(W1, 0.11)
 
 
-def test_an_address_of_strangers_is_told_to_wait_and_nobody_else_is() -> None:
+def test_only_the_address_over_its_unauthenticated_rate_must_wait() -> None:
     meter = Meter(SLOW, strangers=Rate(per_s=1.0, burst=2.0))
     for _ in range(2):
         meter.stranger("ipv4:10.0.0.7", 0.0)
@@ -65,13 +65,13 @@ def test_an_address_of_strangers_is_told_to_wait_and_nobody_else_is() -> None:
     meter.stranger("ipv4:10.0.0.7", 1.1)
 
 
-def test_what_comes_often_is_told_seldom_and_counted() -> None:
+def test_frequent_events_are_logged_rarely_with_a_count() -> None:
     seldom = Seldom(1.0)
     assert [seldom.due(at_s) for at_s in (0.0, 0.1, 0.9, 1.0, 1.5, 9.0)] == [0, None, None, 2, None, 1]
 
 
 @pytest.mark.parametrize("identity", [None, Identity(cluster="c", role=Role.COORDINATOR, id="c1")])
-def test_relays_and_nobody_are_not_counted(identity: Identity | None) -> None:
+def test_coordinators_and_unauthenticated_callers_are_not_limited(identity: Identity | None) -> None:
     meter = Meter(SLOW)
     for _ in range(100):
         meter.call(identity, 0.0)
@@ -93,7 +93,7 @@ def test_streams_are_counted_by_identity_and_kind_and_given_back(kind: str) -> N
     meter.open(W1, kind)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_callers_is_bounded() -> None:
     """The least recently used bucket is dropped; its identity later begins with a full one."""
     buckets: Buckets[int] = Buckets(Rate(per_s=1.0, burst=1.0))
     for number in range(MAX_IDENTITIES):

@@ -12,7 +12,7 @@ from strata.errors import QuotaExceeded
 LIMITS = DebtLimits(each_bytes=100, all_bytes=250, longest_s=60.0, least_s=1.0)
 
 
-def test_a_debtor_is_refused_until_it_has_read() -> None:
+def test_a_caller_with_too_many_unsent_bytes_is_refused_until_it_reads() -> None:
     debts = Debts(limits=LIMITS)
     debts.check("ann")
     first, second = (debts.owe("ann", connection, 50, 0.0) for connection in ("a1", "a2"))
@@ -26,7 +26,7 @@ def test_a_debtor_is_refused_until_it_has_read() -> None:
     assert debts == Debts(limits=LIMITS), "nothing is remembered of who is owed nothing"
 
 
-def test_a_debt_has_a_longest_time() -> None:
+def test_a_connection_with_an_answer_unsent_for_a_minute_is_overdue() -> None:
     debts = Debts(limits=LIMITS)
     debts.owe("ann", "a1", 1, 0.0)
     debts.owe("ann", "a1", 0, 1.0)
@@ -38,7 +38,7 @@ def test_a_debt_has_a_longest_time() -> None:
     assert list(debts.overdue(90.0)) == ["a2"]
 
 
-def test_above_the_sum_who_owes_most_goes_and_who_reads_stays() -> None:
+def test_above_the_total_limit_the_caller_with_most_unsent_bytes_is_closed() -> None:
     """Above the total limit, the caller with most unsent bytes over all connections loses its largest ones."""
     debts = Debts(limits=LIMITS)
     for number in range(8):
@@ -58,7 +58,7 @@ def test_above_the_sum_who_owes_most_goes_and_who_reads_stays() -> None:
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 90), st.floats(0.0, 30.0)), max_size=40),
     st.integers(0, 40),
 )
-def test_sums_are_those_of_what_is_open(made: list[tuple[int, int, float]], paid: int) -> None:
+def test_the_total_is_the_sum_of_unpaid_debts(made: list[tuple[int, int, float]], paid: int) -> None:
     debts, clock = Debts(limits=LIMITS), 0.0
     owed = []
     for caller, size, later_s in made:

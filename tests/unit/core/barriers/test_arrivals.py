@@ -103,7 +103,7 @@ def test_the_order_of_arrivals_does_not_matter(order: list[int], again: list[int
     ),
     st.integers(0, 40),
 )
-def test_what_is_forwarded_makes_the_same_round_elsewhere(
+def test_forwarded_arrivals_make_the_same_round_elsewhere(
     sent: list[tuple[int, bytes, int, int]], later_ms: int
 ) -> None:
     here, there = BarrierBook(), BarrierBook()
@@ -126,7 +126,7 @@ def test_what_is_forwarded_makes_the_same_round_elsewhere(
     assert (theirs.deadline_ms or 5000) - 5000 == (mine.deadline_ms or 100) - 100
 
 
-def test_only_some_ranks_can_be_forwarded(book: BarrierBook) -> None:
+def test_an_arrival_can_be_forwarded_for_some_of_its_ranks(book: BarrierBook) -> None:
     add(book, arrival(0, 1, 2, payloads=(b"a", b"", b"c")))
     entry = not_none(book.get(KEY))
     part = entry.arrival(0, ranks=(2, 1, 3))
@@ -137,7 +137,7 @@ def test_only_some_ranks_can_be_forwarded(book: BarrierBook) -> None:
 # -- participants -----------------------------------------------------------------------------
 
 
-def test_all_ranks_by_name_are_all_ranks(book: BarrierBook) -> None:
+def test_listing_every_rank_equals_the_default_participants(book: BarrierBook) -> None:
     add(book, arrival(0))
     add(book, arrival(1, participants=(3, 2, 1, 0)))
     assert not_none(book.get(KEY)).digest == participants_digest(range(4))
@@ -234,7 +234,7 @@ def test_rounds_are_kept_apart_by_job_name_generation_and_round(book: BarrierBoo
     assert list(book.open("nobody")) == []
 
 
-def test_rounds_are_forgotten_and_may_be_while_they_are_listed(book: BarrierBook) -> None:
+def test_rounds_can_be_dropped_while_they_are_listed(book: BarrierBook) -> None:
     for round_ in range(1, 5):
         add(book, arrival(0, round=round_))
     for entry in book.open():

@@ -97,7 +97,7 @@ def meeting() -> Meeting:
     return Meeting()
 
 
-def test_a_round_waits_and_says_for_whom() -> None:
+def test_a_waiting_round_names_the_missing_ranks() -> None:
     meeting = Meeting(4)
     entry = meeting.arrive(0, 1, 3, phase="step")
     assert meeting.settle(entry) == "3 of 4 arrived; waiting for 2"
@@ -168,7 +168,7 @@ def test_large_payloads_are_chunked_beside_the_outcome_in_its_transaction(
 # -- break ------------------------------------------------------------------------------------
 
 
-def test_a_timeout_names_the_missing_and_what_they_did(meeting: Meeting) -> None:
+def test_a_timeout_names_the_missing_ranks_and_their_phases(meeting: Meeting) -> None:
     entry = meeting.arrive(1, timeout_ms=2000)
     assert "waiting" in meeting.settle(entry, now_ms=1999)
     decision = decide_outcome(meeting.store.job(), entry, now_ms=2000, phases={2: "compile"})
@@ -194,13 +194,13 @@ def replaced(meeting: Meeting) -> None:
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (lambda meeting: leave(meeting.store, "w1"), "rank 1 went with w1"),
-        (replaced, "rank 1 went with w1"),
+        (lambda meeting: leave(meeting.store, "w1"), "rank 1 was lost with w1"),
+        (replaced, "rank 1 was lost with w1"),
         (lambda meeting: exits(meeting, 1, 3), r"rank 1 of w1 failed \(exit code 3\)"),
         (lambda meeting: exits(meeting, 1, 0), "rank 1 is done and will not arrive"),
     ],
 )
-def test_the_end_of_a_missing_participant_breaks(
+def test_a_round_breaks_when_a_missing_participant_ends(
     meeting: Meeting, end: Callable[[Meeting], object], why: str
 ) -> None:
     entry = meeting.arrive(0)
@@ -211,7 +211,7 @@ def test_the_end_of_a_missing_participant_breaks(
     assert re.search(why, outcome.reason)
 
 
-def test_who_has_arrived_or_takes_no_part_may_go(meeting: Meeting) -> None:
+def test_a_member_that_arrived_or_takes_no_part_may_leave(meeting: Meeting) -> None:
     entry = meeting.arrive(0, 1)
     part = meeting.arrive(0, round_=2, participants=(0, 2))
     leave(meeting.store, "w1")
@@ -256,7 +256,7 @@ def test_a_release_races_a_newer_head_and_loses(meeting: Meeting) -> None:
     assert not meeting.store.execute(not_none(late.txn)).succeeded
 
 
-def test_an_old_release_comes_after_a_newer_one(meeting: Meeting) -> None:
+def test_a_release_that_arrives_after_newer_rounds_fails(meeting: Meeting) -> None:
     """t1: the release of round 1 is decided. t2: rounds 1 and 2 are released. t3: the first release arrives."""
     late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
     meeting.release(1)
@@ -291,7 +291,7 @@ def test_a_newer_head_ends_a_round_without_a_write(meeting: Meeting) -> None:
     assert meeting.store.revision == before
 
 
-def test_a_round_below_the_floor_is_over(meeting: Meeting) -> None:
+def test_an_arrival_below_the_barrier_floor_is_refused(meeting: Meeting) -> None:
     for round_ in (1, 2, 3):
         meeting.release(round_)
     with pytest.raises(Refused, match="up to 3"):
@@ -312,7 +312,7 @@ def test_a_generation_that_this_view_does_not_know_is_waited_for(meeting: Meetin
 # -- the visible counter ----------------------------------------------------------------------
 
 
-def test_the_counter_shows_who_is_missing_and_never_goes_back(meeting: Meeting) -> None:
+def test_the_arrival_count_names_missing_ranks_and_never_decreases(meeting: Meeting) -> None:
 
     def show(entry: OpenRound) -> str:
         return meeting.store.settle(lambda job: decide_arrived(job, entry)).reason
@@ -341,7 +341,7 @@ def test_the_counter_shows_who_is_missing_and_never_goes_back(meeting: Meeting) 
 # -- the replica that writes ------------------------------------------------------------------
 
 
-def test_the_ready_replicas_write_one_after_another_in_an_order_of_the_key() -> None:
+def test_ready_replicas_take_turns_to_write_in_an_order_set_by_the_barrier_key() -> None:
     replicas = [InstanceId(f"i-{index}") for index in range(5)]
     first = set()
     for round_ in range(1, 200):
@@ -356,7 +356,7 @@ def test_the_ready_replicas_write_one_after_another_in_an_order_of_the_key() -> 
     assert first == set(replicas)
 
 
-def test_one_that_is_not_listed_counts_itself() -> None:
+def test_an_unlisted_replica_counts_itself_in_the_write_order() -> None:
     key = BarrierKey("job", "b", 1, 1)
     assert writer_delay_ms(key, InstanceId("i-0"), []) == 0
     others = [InstanceId("i-1"), InstanceId("i-2")]

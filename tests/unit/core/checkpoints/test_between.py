@@ -200,7 +200,7 @@ def is_pinned(job: Job) -> None:
         (unpin, is_pinned),
     ],
 )
-def test_it_stops_the_transaction(decide: Callable[[Job], Decision], meanwhile: Act) -> None:
+def test_a_write_in_between_fails_the_transaction(decide: Callable[[Job], Decision], meanwhile: Act) -> None:
     job = Job(a=2, b=1)
     job.save(20, "x20")
     job.begin(step=40, attempt="x40")
@@ -217,7 +217,7 @@ def _txn(decision: Decision) -> Txn:
     return decision.txn
 
 
-def test_what_the_last_acks_complete_meanwhile_is_committed_and_not_closed() -> None:
+def test_a_save_completed_by_the_last_acks_is_committed_and_not_aborted() -> None:
     """t1: the leader decides the abort. t2: the last ack and the seal arrive. t3: the abort arrives and fails."""
     job = Job()
     record = job.begin(step=40, attempt="x40")

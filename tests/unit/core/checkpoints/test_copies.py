@@ -78,7 +78,7 @@ def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
         ({"attempt": ""}, CheckpointNotFound),
     ],
 )
-def test_what_is_no_copy_of_this_is_refused(
+def test_a_copy_report_that_does_not_match_the_checkpoint_is_refused(
     job: KeptJob, fields: dict[str, object], error: type[Exception]
 ) -> None:
     job.save(20)
@@ -87,7 +87,7 @@ def test_what_is_no_copy_of_this_is_refused(
 
 
 @pytest.mark.parametrize("state", [TierState.DELETING, TierState.REMOVED, TierState.CORRUPT])
-def test_an_incremental_is_not_copied_to_where_its_base_goes_from(job: KeptJob, state: TierState) -> None:
+def test_an_incremental_is_not_copied_to_a_tier_that_its_base_leaves(job: KeptJob, state: TierState) -> None:
     """A late removal of the base's bytes on that tier would also remove the base's images that the copy brought.
 
     For example: an aborted Incremental, adopted after its base left that tier.
@@ -114,7 +114,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(job: KeptJob, 
     job.sound()
 
 
-def test_what_a_copy_brings_of_its_bases_goes_with_them(job: KeptJob) -> None:
+def test_base_chunks_copied_with_an_incremental_are_removed_with_their_base(job: KeptJob) -> None:
     """The base was saved before the second storage existed, so the base itself is never copied there."""
     job.save(20)
     job.incremental(40, 20)
@@ -135,7 +135,7 @@ def test_what_a_copy_brings_of_its_bases_goes_with_them(job: KeptJob) -> None:
     assert job.steps() == [80]
 
 
-def test_a_base_that_is_copied_for_itself_is_copied_as_ever(job: KeptJob) -> None:
+def test_a_base_can_still_be_copied_during_the_copy_of_its_incremental(job: KeptJob) -> None:
     job.save(20)
     job.incremental(40, 20)
     report(job, step=40, attempt="x40", digest="", begun=True)
@@ -146,7 +146,7 @@ def test_a_base_that_is_copied_for_itself_is_copied_as_ever(job: KeptJob) -> Non
     assert job.record(40).tiers["s3"].state is TierState.PRESENT
 
 
-def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back(job: KeptJob) -> None:
+def test_a_deleting_or_removed_tier_never_comes_back(job: KeptJob) -> None:
     job.save_and_copy(20, 40)
     job.delete(20, tier="s3")
     with pytest.raises(Refused, match="s3 is deleting"):
@@ -161,7 +161,7 @@ def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back(job: KeptJob) ->
 
 
 @pytest.mark.parametrize("part_first", [True, False])
-def test_the_last_part_against_the_deletion(part_first: bool) -> None:
+def test_the_last_part_of_a_copy_and_a_deletion_exclude_each_other(part_first: bool) -> None:
     """The tier and the tombstone compare the same record, so the later of the two fails."""
     job = KeptJob(20, 40)
     report(job, rank=None, digest="m")
@@ -179,7 +179,7 @@ def test_the_last_part_against_the_deletion(part_first: bool) -> None:
 # -- restore points of a world ----------------------------------------------------------------
 
 
-def test_a_record_of_before_there_were_tiers_is_on_one_that_all_reach(job: KeptJob) -> None:
+def test_a_record_without_tiers_counts_as_on_the_shared_primary_tier(job: KeptJob) -> None:
     record = job.save(20)
     assert list(tiers_of(record)) == [PRIMARY]
 
@@ -198,7 +198,7 @@ def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -
     assert restore_point(view, {"host-b", "host-c"}) is not None
 
 
-def test_a_world_goes_back_to_what_survived_the_loss_of_a_host(job: KeptJob) -> None:
+def test_a_world_restores_the_newest_step_that_survived_the_loss_of_a_host(job: KeptJob) -> None:
     """Step 40 is on host a only; step 20 is also on s3. Host b replaces a: the world begins at 20 and reports it."""
     for step in (20, 40):
         job.save(step, tier="disk", shared=False)
@@ -213,7 +213,7 @@ def test_a_world_goes_back_to_what_survived_the_loss_of_a_host(job: KeptJob) -> 
     job.sound()
 
 
-def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state(job: KeptJob) -> None:
+def test_a_world_waits_while_an_absent_hosts_disk_has_the_only_checkpoint(job: KeptJob) -> None:
     job.save(20, tier="disk", shared=False)
     leave(job.store, "a")
     register(job.store, "b")
@@ -240,7 +240,7 @@ def adopted(job: KeptJob) -> None:
     job.store.settle(lambda v: decide_adopt(v, request))
 
 
-def test_an_adopted_checkpoint_whose_acks_are_gone_is_copied() -> None:
+def test_an_adopted_checkpoint_without_acks_can_be_copied() -> None:
     job = KeptJob(a=2)
     adopted(job)
     for rank, digest in ((None, "other"), (None, ""), (2, "d2"), (1, "")):
@@ -256,7 +256,7 @@ def test_an_adopted_checkpoint_whose_acks_are_gone_is_copied() -> None:
     job.sound()
 
 
-def test_no_digest_is_none_that_was_acked() -> None:
+def test_a_copy_report_without_any_ack_is_a_conflict() -> None:
     job = KeptJob(a=2)
     job.begin(step=20, attempt="x20")
     for rank in (None, 0):

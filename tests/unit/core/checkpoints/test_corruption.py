@@ -68,7 +68,7 @@ def test_one_host_suspects_and_a_second_one_confirms(job: KeptJob) -> None:
     job.damage(40, "host-b")
 
 
-def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> None:
+def test_an_intact_read_by_a_second_host_refutes_the_report(job: KeptJob) -> None:
     job.damage(40, "host-a")
     assert job.damage(40, "host-b", sound=True).state is CheckpointState.COMMITTED
     assert not has_open_report(job.store.job(), job.record(40))
@@ -95,7 +95,7 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
     assert [c.object for c in tasks(job.store.job(), "host-b")] == [ONE]
 
 
-def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
+def test_a_report_of_another_object_is_verified_separately(job: KeptJob) -> None:
     """Even from a refuted host: a refutation is for one object only."""
     refuted(job)
     job.damage(40, "host-a", object=TWO)
@@ -117,13 +117,13 @@ def test_one_sound_read_refutes_no_two_hosts(job: KeptJob) -> None:
     assert job.damage(40, "host-b", sound=True, object=ONE).state is CORRUPT
 
 
-def test_hosts_without_number_that_find_the_same_make_no_transaction_too_large(job: KeptJob) -> None:
+def test_reports_of_many_hosts_fit_into_one_confirming_transaction(job: KeptJob) -> None:
     reported(job, 40, *(f"host-{host}" for host in range(200)), object=ONE)
     txn = not_none(next_confirmation(job.store.job()).txn)
     assert len(txn.compares) + len(txn.success) < 100
 
 
-def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
+def test_a_lone_report_is_not_confirmed_while_no_host_is_present() -> None:
     """The first host that returns may be able to verify."""
     job = KeptJob(20, a=1, b=1)
     job.damage(20, "host-a")
@@ -155,11 +155,11 @@ def beside_a_standby() -> KeptJob:
 
 
 @pytest.mark.parametrize("made", [of_one_host, on_own_disks, beside_a_standby])
-def test_alone_where_there_is_no_other_host(made: Callable[[], KeptJob]) -> None:
+def test_the_only_hosts_report_alone_marks_a_checkpoint_corrupt(made: Callable[[], KeptJob]) -> None:
     assert made().damage(40, "host-a").state is CORRUPT
 
 
-def test_the_leader_confirms_when_the_second_host_has_gone(job: KeptJob) -> None:
+def test_the_leader_confirms_a_report_once_the_second_host_has_left(job: KeptJob) -> None:
     job.damage(40, "host-a")
     assert job.mark() == []
     leave(job.store, "b")
@@ -167,7 +167,7 @@ def test_the_leader_confirms_when_the_second_host_has_gone(job: KeptJob) -> None
     assert job.record(40).state is CORRUPT
 
 
-def test_a_host_that_comes_meanwhile_may_look_first(job: KeptJob) -> None:
+def test_a_host_that_registers_meanwhile_may_verify_first(job: KeptJob) -> None:
     """t1: host-a, alone, decides to confirm its report. t2: c registers. t3: the write fails; c verifies first."""
     job.damage(40, "host-a")
     leave(job.store, "b")
@@ -177,7 +177,7 @@ def test_a_host_that_comes_meanwhile_may_look_first(job: KeptJob) -> None:
     assert not job.store.execute(txn).succeeded
 
 
-def test_a_damaged_copy_leaves_the_checkpoint_its_other_one(job: KeptJob) -> None:
+def test_a_checkpoint_with_one_damaged_copy_is_restored_from_the_other(job: KeptJob) -> None:
     job.copy(40)
     job.damage(40, "host-a", tier="s3", generation=2)
     found = job.damage(40, "host-b", tier="s3", generation=2)
@@ -189,7 +189,7 @@ def test_a_damaged_copy_leaves_the_checkpoint_its_other_one(job: KeptJob) -> Non
     assert job.damage(40, "host-b", tier="primary", generation=2).state is CORRUPT
 
 
-def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
+def test_a_damage_report_about_a_checkpoint_being_deleted_is_refused(job: KeptJob) -> None:
     job.delete(20)
     with pytest.raises(Refused, match="need not be there"):
         job.damage(20)
@@ -205,7 +205,7 @@ def test_missing_bytes_of_a_tombstone_are_no_damage(job: KeptJob) -> None:
 # -- consequences of a confirmed report -------------------------------------------------------
 
 
-def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(job: KeptJob) -> None:
+def test_a_generation_with_a_corrupt_restore_point_is_replaced_from_an_earlier_step(job: KeptJob) -> None:
     job.damage_confirmed(40, generation=2)
     reason = plan(job.store, job.epoch).reason
     assert "step 40, where it began, is corrupt" in reason
@@ -217,9 +217,7 @@ def test_a_generation_that_cannot_begin_is_followed_by_one_that_begins_before(jo
 
 
 @pytest.mark.parametrize("waits", [2, 0])
-def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_nothing(
-    job: KeptJob, waits: int
-) -> None:
+def test_a_job_with_only_corrupt_checkpoints_fails_and_does_not_start_over(job: KeptJob, waits: int) -> None:
     """Either the generation waits for the damaged bytes (2), or none does, and then a member dies (0)."""
     for step in (20, 40):
         job.damage_confirmed(step, generation=waits)
@@ -232,7 +230,7 @@ def test_a_job_whose_every_checkpoint_is_corrupt_fails_and_does_not_begin_from_n
     assert "no good checkpoint is left" in phase.reason
 
 
-def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job: KeptJob) -> None:
+def test_a_corrupt_checkpoint_keeps_its_bytes_until_the_job_continues_without_it(job: KeptJob) -> None:
     job.damage_confirmed(40, generation=2)
     with pytest.raises(Refused, match="is the latest"):
         job.delete(40)
@@ -244,7 +242,7 @@ def test_a_corrupt_one_keeps_its_bytes_until_the_job_has_gone_on_without_it(job:
 # -- hosts that must verify, and hosts that cannot ------------------------------------------------
 
 
-def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
+def test_a_confirmation_waits_for_a_host_that_joins_the_world_meanwhile() -> None:
     job = KeptJob(20, a=1)
     register(job.store, "b")
     reported(job, 20, "host-a")
@@ -253,7 +251,7 @@ def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
     assert not job.store.execute(confirm).succeeded
 
 
-def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
+def test_a_report_is_not_confirmed_alone_while_a_world_forms(job: KeptJob) -> None:
     """A member has left, and a standby host that never had a rank may get one, and then verify."""
     register(job.store, "c")
     job.damage(40, "host-a")
@@ -261,7 +259,7 @@ def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
     assert job.mark() == []
 
 
-def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJob) -> None:
+def test_reports_of_one_host_merge_and_keep_their_generation(job: KeptJob) -> None:
     job.damage(40, "host-a", generation=2, object=ONE)
     job.damage(40, "host-a", generation=0, object=TWO)
     (report,) = reports(job.store.job(), job.record(40), "primary")
@@ -270,7 +268,7 @@ def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJ
     assert "is corrupt" in plan(job.store, job.epoch).reason
 
 
-def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
+def test_a_generation_that_reports_confirmed_damage_late_is_ended_too(job: KeptJob) -> None:
     """t1: two hosts that read the checkpoint by step confirm the damage. t2: the rank restoring it reports it too.
 
     Its generation, which has read those bytes, continues until t2.
@@ -284,7 +282,7 @@ def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
     assert (head(job).generation, begins_at(job)) == (3, 20)
 
 
-def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: KeptJob) -> None:
+def test_a_damaged_fork_is_verified_by_another_host(job: KeptJob) -> None:
     fork = replace(job.record(40), origin=Origin(job="other", step=40, generation=1), generation=0)
     job.store.put(JOB.checkpoint(40, 0), fork)
     reported(job, 40, "host-a", generation=0)
@@ -300,7 +298,7 @@ def test_another_host_reads_the_object_that_was_reported_once(job: KeptJob) -> N
     assert list(tasks(job.store.job(), "host-b")) == []
 
 
-def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> None:
+def test_a_host_that_cannot_read_reports_it_and_confirms_nothing(job: KeptJob) -> None:
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", unread=True, reason="the disk is away")
     assert list(told(job.store.job(), job.record(40))) == [
@@ -354,7 +352,7 @@ def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> 
     assert not any(has_open_report(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
 
 
-def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chain: KeptJob) -> None:
+def test_every_checkpoint_that_needs_a_damaged_object_is_corrupt_on_that_tier(chain: KeptJob) -> None:
     chain.damage_confirmed(80, object=in_step(chain, 40), generation=1)
     states = {
         step: (chain.record(step).state, chain.record(step).tiers["primary"].state)
@@ -369,7 +367,7 @@ def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chai
     assert chain.steps() == [20, 100]
 
 
-def test_the_generation_that_waits_for_an_incremental_is_ended_by_damage_of_its_base(chain: KeptJob) -> None:
+def test_damage_of_the_base_ends_the_generation_that_restores_an_incremental(chain: KeptJob) -> None:
     chain.next_world()
     assert begins_at(chain) == 100
     chain.damage_confirmed(100, object=in_step(chain, 40), generation=2)
@@ -381,7 +379,7 @@ def test_the_generation_that_waits_for_an_incremental_is_ended_by_damage_of_its_
     assert (head(chain).generation, begins_at(chain)) == (4, 60)
 
 
-def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_was_read(
+def test_damage_in_a_corrupt_base_is_reported_for_the_incremental_that_was_read(
     chain: KeptJob,
 ) -> None:
     chain.damage_confirmed(40, object=in_step(chain, 40))
@@ -391,7 +389,7 @@ def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_w
     assert chain.damage(60, "host-b", object=in_step(chain, 40)).tiers["primary"].state is TierState.CORRUPT
 
 
-def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
+def test_a_reported_checkpoint_is_not_deleted_before_the_verdict() -> None:
     job = KeptJob(20, 40, 60, a=1, b=1)
     job.damage(40, "host-a", object=ONE)
     job.policy(latest=1)
@@ -402,7 +400,7 @@ def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
     assert job.steps() == [60]
 
 
-def test_the_other_copy_of_what_is_reported_does_not_go_either() -> None:
+def test_the_other_copy_of_a_reported_checkpoint_is_not_deleted_either() -> None:
     job = KeptJob(a=1, b=1)
     job.save_and_copy(20, 40, 60)
     job.damage(40, "host-a", object=ONE)
@@ -413,7 +411,7 @@ def test_the_other_copy_of_what_is_reported_does_not_go_either() -> None:
     assert job.record(40).state is CheckpointState.COMMITTED
 
 
-def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_go() -> None:
+def test_an_incremental_on_a_corrupt_base_satisfies_no_rule_and_is_deletable() -> None:
     """The base was found damaged during the save of step 60, which may or may not use the damaged bytes."""
     job = KeptJob(20, 40, a=1, b=1)
     job.incremental(60, 40)
@@ -426,7 +424,7 @@ def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_g
     assert job.steps() == [80]
 
 
-def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
+def test_a_sound_read_closes_the_report_of_the_attempt_it_names(chain: KeptJob) -> None:
     """Step 100 has its base's images on the tier before the base itself is copied there."""
     record = chain.record(100)
     report = CorruptionReport(
@@ -437,7 +435,7 @@ def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
     assert not has_open_report(chain.store.job(), chain.record(100))
 
 
-def test_no_deletion_rests_on_what_needs_a_base_that_is_reported_meanwhile() -> None:
+def test_a_report_on_a_base_stops_deletions_that_rely_on_its_incremental() -> None:
     job = KeptJob(20, 40, a=1, b=1)
     job.incremental(60, 40)
     job.policy(latest=1)

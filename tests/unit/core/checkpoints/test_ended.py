@@ -17,7 +17,7 @@ from tests.unit.core.rig import JOB
 # -- acks of an aborted attempt -----------------------------------------------------------------
 
 
-def test_the_acks_of_an_attempt_go_when_it_is_given_up() -> None:
+def test_the_acks_of_an_aborted_attempt_are_deleted() -> None:
     job = Job()
     record = job.begin(attempt="x")
     job.ack(0)
@@ -31,7 +31,7 @@ def test_the_acks_of_an_attempt_go_when_it_is_given_up() -> None:
     assert job.store.problems() == []
 
 
-def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
+def test_acks_stay_if_only_they_name_the_hosts_of_the_parts() -> None:
     job = Job()
     record = job.begin(tier="disk", shared=False)
     job.ack(0)
@@ -51,7 +51,7 @@ def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
         ("s3", r"step 20, which the base needs, is (deleting|removed) on s3"),
     ],
 )
-def test_an_incremental_is_not_begun_on_what_leaves_a_tier(tier: str, why: str) -> None:
+def test_an_incremental_is_not_begun_on_a_base_that_leaves_a_tier(tier: str, why: str) -> None:
     """Its chunks lie on its base's tier, and it could never be copied to a tier that the base leaves."""
     job = KeptJob()
     job.save_and_copy(20, 40)
@@ -66,7 +66,7 @@ def test_an_incremental_is_not_begun_on_what_leaves_a_tier(tier: str, why: str) 
 
 
 @pytest.mark.parametrize("first", ["begin", "mark"])
-def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way_round(first: str) -> None:
+def test_deleting_a_base_copy_and_beginning_an_incremental_exclude_each_other(first: str) -> None:
     job = KeptJob()
     job.save_and_copy(20, 40)
     request = BeginRequest(
@@ -87,7 +87,7 @@ def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way
     job.sound()
 
 
-def test_an_incremental_is_not_begun_on_what_somebody_reports_as_corrupt() -> None:
+def test_an_incremental_is_not_begun_on_a_base_reported_as_corrupt() -> None:
     """If the report is true, the Incremental would be damaged too."""
     job = KeptJob(a=1, b=1)
     job.save_and_copy(20, 40)

@@ -105,7 +105,7 @@ def test_a_fork_of_a_fork_leads_to_the_same_bytes(job: KeptJob) -> None:
     assert forks_of(new_job(job.store)) == ["third"]
 
 
-def test_a_job_that_has_begun_takes_no_fork(job: KeptJob) -> None:
+def test_a_started_job_accepts_no_fork(job: KeptJob) -> None:
     fork(job)
     with pytest.raises(Conflict, match="forked already, from step 20 of job job"):
         fork(job, step=40)
@@ -125,7 +125,7 @@ def test_a_job_that_has_begun_takes_no_fork(job: KeptJob) -> None:
         ({"step": 80}, Refused),
     ],
 )
-def test_what_is_no_whole_committed_checkpoint_is_no_beginning(
+def test_only_a_committed_full_checkpoint_can_be_forked(
     job: KeptJob, which: dict[str, Any], error: type[StrataError]
 ) -> None:
     job.save(60, type=CheckpointType.MODEL_ONLY)
@@ -144,7 +144,7 @@ def forgotten(job: KeptJob) -> None:
     [lambda job: job.delete(20), lambda job: fork(job, step=40), forgotten],
     ids=["deleted", "begun", "forgotten"],
 )
-def test_what_comes_between_the_look_and_the_fork_stops_it(
+def test_a_change_between_the_decision_and_the_write_aborts_the_fork(
     job: KeptJob, meanwhile: Callable[[KeptJob], object]
 ) -> None:
     view = job.store.view()
@@ -153,7 +153,7 @@ def test_what_comes_between_the_look_and_the_fork_stops_it(
     assert not job.store.execute(txn).succeeded
 
 
-def test_a_fork_between_the_look_and_the_end_of_its_job_stops_that(job: KeptJob) -> None:
+def test_a_concurrent_fork_aborts_the_deletion_of_its_source_job(job: KeptJob) -> None:
     leave(job.store, "a")
     end = not_none(forget(job.store.job()).txn)
     fork(job)
@@ -175,7 +175,7 @@ def generation(job: KeptJob) -> tuple[int, int | None]:
     return found.record.generation, restore.step if restore is not None else None
 
 
-def test_the_next_generation_begins_there_and_nothing_is_saved_before(job: KeptJob) -> None:
+def test_a_rewind_refuses_saves_until_the_next_generation_restores_its_step(job: KeptJob) -> None:
     rewind(job, 20)
     rewind(job, 20)
     with pytest.raises(Refused, match="goes back to step 20"):
@@ -190,7 +190,7 @@ def test_the_next_generation_begins_there_and_nothing_is_saved_before(job: KeptJ
         rewind(job, 40, generation=1)
 
 
-def test_a_crash_after_a_rewind_comes_back_there_and_not_to_the_newest_on_record(job: KeptJob) -> None:
+def test_a_crash_after_a_rewind_restores_the_rewound_step_not_the_newest(job: KeptJob) -> None:
     rewind(job, 20)
     job.plan()
     job.another_generation()
@@ -210,7 +210,7 @@ def test_a_crash_before_the_world_is_written_does_not_lose_the_rewind(job: KeptJ
     assert generation(job)[1] == 20
 
 
-def test_one_may_go_back_and_then_forward_again(job: KeptJob) -> None:
+def test_a_job_can_be_rewound_and_then_moved_forward_again(job: KeptJob) -> None:
     rewind(job, 20)
     job.plan()
     rewind(job, 40)
@@ -219,7 +219,7 @@ def test_one_may_go_back_and_then_forward_again(job: KeptJob) -> None:
     assert job.store.job().phase() is Phase.RUNNING
 
 
-def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob) -> None:
+def test_a_begun_save_fails_if_a_rewind_is_written_first(job: KeptJob) -> None:
     """The begin compares that no rewind is requested, so the second of the two writes fails."""
     request = BeginRequest(
         author=job.author(0), step=60, type=CheckpointType.FULL, root=ROOT, attempt=AttemptId("x60")
@@ -258,7 +258,7 @@ class Forked(KeptJob):
         carry_out(self.store, self.epoch, settled=True)
 
 
-def test_a_fork_is_of_no_history_that_was_given_up() -> None:
+def test_a_fork_stays_a_restore_point_after_newer_saves() -> None:
     job = Forked()
     assert generation(job) == (1, 20)
     job.save(30)
@@ -269,7 +269,7 @@ def test_a_fork_is_of_no_history_that_was_given_up() -> None:
     assert generation(job) == (2, 20), "the fork is the one before"
 
 
-def test_a_policy_counts_a_fork_as_a_newer_one_and_lets_it_go_with_its_reference() -> None:
+def test_retention_counts_a_fork_and_deletes_it_with_its_reference() -> None:
     job = Forked()
     job.policy(latest=2)
     job.save(30)
@@ -281,7 +281,7 @@ def test_a_policy_counts_a_fork_as_a_newer_one_and_lets_it_go_with_its_reference
     assert forks_of(source) == []
 
 
-def test_a_job_begun_anew_gives_its_fork_up_with_the_rest() -> None:
+def test_a_job_restarted_from_scratch_abandons_its_fork() -> None:
     job = Forked()
     job.save(30)
     job.store.put(JOB.anew, Anew(generation=1))
@@ -291,7 +291,7 @@ def test_a_job_begun_anew_gives_its_fork_up_with_the_rest() -> None:
 # -- the end of a rewind --------------------------------------------------------------------------
 
 
-def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(job: KeptJob) -> None:
+def test_a_rewind_to_a_damaged_checkpoint_is_dropped_and_saves_continue(job: KeptJob) -> None:
     rewind(job, 20)
     assert job.damage(20, "host-a").state is CheckpointState.CORRUPT
     job.save(60)
@@ -303,7 +303,7 @@ def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(jo
     assert generation(job) == (2, 80)
 
 
-def test_a_job_begun_anew_goes_back_nowhere(job: KeptJob) -> None:
+def test_a_job_restarted_from_scratch_drops_its_rewind(job: KeptJob) -> None:
     rewind(job, 20)
     job.store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="it failed"))
     again = replace(registration("a", slots=2, boot="anew"), anew=True)

@@ -136,7 +136,7 @@ REMOVES = ("mark", "delete", "delete-tier")
 @pytest.mark.parametrize("needs_first", [True, False])
 @pytest.mark.parametrize("removes", REMOVES)
 @pytest.mark.parametrize("needs", NEEDS)
-def test_who_needs_it_and_who_removes_it_at_the_same_moment(
+def test_concurrent_use_and_removal_of_a_checkpoint_keep_the_invariants(
     needs: str, removes: str, needs_first: bool
 ) -> None:
     """Two actors decide on the same view; whichever write comes first, the other is refused or harmless.
@@ -166,7 +166,7 @@ WHAT = (
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_no_seed_takes_away_what_somebody_needs(seed: int) -> None:
+def test_random_interleavings_never_remove_a_checkpoint_in_use(seed: int) -> None:
     """Acts are drawn evenly, unlike hypothesis's: one seed in ten saves an Incremental on a copy being removed."""
     rng, race = random.Random(seed), Race()
     for _ in range(40):

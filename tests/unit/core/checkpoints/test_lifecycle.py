@@ -41,7 +41,7 @@ def job() -> Job:
     return Job()
 
 
-def test_the_first_opens_the_slot_and_the_others_join_its_attempt(job: Job) -> None:
+def test_the_first_rank_opens_the_slot_and_other_ranks_join_its_attempt(job: Job) -> None:
     first = job.begin(rank=0, attempt="x", epoch=3, metadata={"note": "n"})
     assert (first.state, first.attempt, first.ranks) == (CheckpointState.OPEN, "x", 3)
     assert (first.epoch, first.metadata, first.created_unix_ms) == (3, {"note": "n"}, 7)
@@ -53,7 +53,7 @@ def test_the_first_opens_the_slot_and_the_others_join_its_attempt(job: Job) -> N
 @pytest.mark.parametrize(
     "root", ["file:///", "file://localhost/a%20b", "s3://bucket", "s3://b.c/p/q", "gs://b/%3C"]
 )
-def test_a_root_is_where_a_storage_may_be(job: Job, root: str) -> None:
+def test_every_supported_storage_root_is_accepted(job: Job, root: str) -> None:
     assert job.begin(root=root).path.startswith(root.rstrip("/") + "/")
 
 
@@ -81,7 +81,7 @@ def test_a_root_is_where_a_storage_may_be(job: Job, root: str) -> None:
         ({"type": CheckpointType.INCREMENTAL}, "names the step and the attempt it builds on"),
     ],
 )
-def test_what_no_begin_may_name_is_refused(job: Job, wrong: dict[str, Any], why: str) -> None:
+def test_an_invalid_begin_is_refused_with_the_reason(job: Job, wrong: dict[str, Any], why: str) -> None:
     """The catalog's paths are shown to people: no unknown scheme, no secret, no control character."""
     with pytest.raises(InvalidArgument, match=why):
         job.begin(**wrong)
@@ -250,7 +250,7 @@ def test_an_ack_after_the_abort_or_of_a_replaced_attempt_is_refused(job: Job) ->
         job.ack(1, step=21)
 
 
-def test_a_late_ack_of_what_was_given_up_and_is_being_cleared_away_is_told_so(job: Job) -> None:
+def test_a_late_ack_of_an_aborted_attempt_under_deletion_gets_the_reason(job: Job) -> None:
     job.begin()
     job.abort()
     job.save(40)
@@ -285,7 +285,7 @@ def test_the_seal_comes_after_every_rank(job: Job) -> None:
     assert (seal.digest, seal.model_hash, seal.size_bytes) == ("m", "h", 15)
 
 
-def test_late_repetitions_find_their_own_effect_also_after_the_commit_and_the_generation(job: Job) -> None:
+def test_a_repeated_ack_succeeds_after_the_commit_and_in_a_later_generation(job: Job) -> None:
     author = job.author(0)
     job.save(20, "x")
     job.next_world()
@@ -363,7 +363,7 @@ def test_nothing_of_an_ended_generation_commits(job: Job) -> None:
     assert entry.record.state is CheckpointState.ABORTED
 
 
-def test_an_abort_is_for_all_and_comes_too_late_for_a_commit(job: Job) -> None:
+def test_one_ranks_abort_aborts_the_attempt_and_a_commit_cannot_be_aborted(job: Job) -> None:
     job.begin()
     job.abort(rank=1)
     job.abort(rank=2)
@@ -376,7 +376,7 @@ def test_an_abort_is_for_all_and_comes_too_late_for_a_commit(job: Job) -> None:
         job.abort(step=60)
 
 
-def test_an_abort_of_a_replaced_attempt_is_done_already(job: Job) -> None:
+def test_an_abort_of_a_replaced_attempt_changes_nothing(job: Job) -> None:
     job.begin()
     job.abort()
     job.begin(attempt="y", replaces="x")
@@ -385,7 +385,7 @@ def test_an_abort_of_a_replaced_attempt_is_done_already(job: Job) -> None:
     assert (entry.record.attempt, entry.record.state) == ("y", CheckpointState.OPEN)
 
 
-def test_closing_a_generation_commits_what_is_complete_and_aborts_the_rest(job: Job) -> None:
+def test_closing_a_generation_commits_complete_saves_and_aborts_the_rest(job: Job) -> None:
     job.begin(step=20, attempt="x")
     job.begin(step=40, attempt="y")
     for rank in range(3):

@@ -28,7 +28,7 @@ def job() -> KeptJob:
     return KeptJob()
 
 
-def test_a_tombstone_is_a_maintenance_task_until_its_record_is_gone(job: KeptJob) -> None:
+def test_a_tombstone_is_a_maintenance_task_until_its_record_is_removed(job: KeptJob) -> None:
     for step in (20, 40):
         job.save(step)
         job.copy(step)
@@ -54,7 +54,7 @@ def test_a_save_that_was_given_up_is_cleared_once_there_is_a_newer_commit(job: K
     assert due(job) == []
 
 
-def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten(job: KeptJob) -> None:
+def test_the_bytes_of_a_replaced_attempt_are_still_cleared(job: KeptJob) -> None:
     path = job.begin(step=20, attempt="x20").path
     job.abort(step=20, attempt="x20")
     job.begin(step=20, attempt="y", replaces="x20")
@@ -105,7 +105,7 @@ def adopt(job: KeptJob, **more: object) -> None:
     job.sound()
 
 
-def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_latest(job: KeptJob) -> None:
+def test_an_aborted_record_with_a_commit_in_storage_is_adopted_without_moving_latest(job: KeptJob) -> None:
     job.save(20)
     job.begin(step=40, attempt="x40")
     job.abort(step=40, attempt="x40")
@@ -130,7 +130,7 @@ def given_up_incremental() -> KeptJob:
     return job
 
 
-def test_an_adopted_incremental_keeps_what_it_uses() -> None:
+def test_an_adopted_incremental_keeps_its_bases() -> None:
     job = given_up_incremental()
     adopt(job, step=60, attempt="x60")
     job.policy(latest=2)
@@ -141,7 +141,7 @@ def test_an_adopted_incremental_keeps_what_it_uses() -> None:
             job.delete(step)
 
 
-def test_an_incremental_is_not_adopted_once_what_it_uses_is_going() -> None:
+def test_an_incremental_is_not_adopted_once_its_base_is_deleting() -> None:
     job = given_up_incremental()
     job.mark()
     assert job.record(40).state is CheckpointState.DELETING
@@ -152,7 +152,7 @@ def test_an_incremental_is_not_adopted_once_what_it_uses_is_going() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("deleted", [40, 60])
-def test_an_adoption_against_the_deletion_of_the_same_or_of_what_it_uses(deleted: int, first: int) -> None:
+def test_adoption_and_deletion_of_a_step_or_its_base_exclude_each_other(deleted: int, first: int) -> None:
     job = given_up_incremental()
     view = job.store.job()
     request = AdoptRequest(step=60, attempt="x60", manifest_digest="m", size_bytes=5)
@@ -164,7 +164,7 @@ def test_an_adoption_against_the_deletion_of_the_same_or_of_what_it_uses(deleted
     job.sound()
 
 
-def test_only_what_was_given_up_is_adopted(job: KeptJob) -> None:
+def test_only_an_aborted_attempt_is_adopted(job: KeptJob) -> None:
     job.save(20)
     job.begin(step=40, attempt="x40")
     with pytest.raises(Refused, match="is open"):

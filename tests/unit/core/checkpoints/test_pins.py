@@ -39,7 +39,7 @@ def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
     job.delete(40)
 
 
-def test_a_tag_is_taken_from_the_checkpoint_that_is_meant_and_from_no_other(job: KeptJob) -> None:
+def test_an_untag_that_names_another_checkpoint_is_a_conflict(job: KeptJob) -> None:
     job.tag("paper", 40)
 
     def untag(step: int, attempt: str) -> None:
@@ -53,7 +53,7 @@ def test_a_tag_is_taken_from_the_checkpoint_that_is_meant_and_from_no_other(job:
     untag(40, "x40")
 
 
-def test_a_checkpoint_has_so_many_tags_and_no_more(job: KeptJob) -> None:
+def test_the_number_of_tags_of_a_checkpoint_is_bounded(job: KeptJob) -> None:
     for number in range(MAX_TAGS):
         job.tag(f"t{number}", 20)
     job.tag("t0", 20)
@@ -64,7 +64,7 @@ def test_a_checkpoint_has_so_many_tags_and_no_more(job: KeptJob) -> None:
     job.tag("one-more", 20)
 
 
-def test_what_is_going_takes_no_tag_no_pin_no_incremental_and_no_reader(job: KeptJob) -> None:
+def test_a_checkpoint_under_deletion_takes_no_tag_pin_incremental_or_reader(job: KeptJob) -> None:
     job.delete(20)
     for needs in (partial(job.tag, "t", 20), partial(job.pin, 20), partial(job.incremental, 80, 20)):
         with pytest.raises(Refused, match="is deleting"):
@@ -83,7 +83,7 @@ def test_what_is_going_takes_no_tag_no_pin_no_incremental_and_no_reader(job: Kep
         job.open(40, reader="a/b")
 
 
-def test_a_reader_keeps_what_it_reads_and_is_renewed_on_its_lease(job: KeptJob) -> None:
+def test_a_reader_keeps_its_checkpoint_and_may_move_to_a_newer_lease(job: KeptJob) -> None:
     job.open(20)
     before = job.store.revision
     job.open(20)

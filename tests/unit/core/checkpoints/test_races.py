@@ -194,7 +194,7 @@ _EVENT = st.one_of(_RANK, _RANK, _OTHER, _OTHER, _WHOLE, st.just(("world",)), st
         max_size=50,
     )
 )
-def test_no_interleaving_breaks_what_is_promised(
+def test_no_interleaving_breaks_an_invariant(
     events: list[tuple[tuple[object, ...], int, int, bool, int]],
 ) -> None:
     race = Race()
@@ -222,7 +222,7 @@ def test_no_interleaving_breaks_what_is_promised(
 
 @settings(max_examples=60, deadline=None)
 @given(order=st.permutations(range(8)), rank=st.integers(0, 2))
-def test_whatever_the_order_of_the_last_acks_some_view_commits(order: list[int], rank: int) -> None:
+def test_some_view_commits_in_any_order_of_the_last_acks(order: list[int], rank: int) -> None:
     """The two last acks come through two replicas; each decides alone, and again on every change."""
     job = Job(a=2, b=1)
     job.begin()

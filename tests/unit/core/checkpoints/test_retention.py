@@ -61,19 +61,19 @@ def test_a_deletion_marks_then_forgets_and_each_half_may_be_repeated(job: KeptJo
     [
         ({"step": 60}, Refused, "is the latest"),
         ({"step": 20, "finished": True}, Refused, "not deleting"),
-        ({"step": 20, "attempt": ""}, InvalidArgument, "names the attempt"),
+        ({"step": 20, "attempt": ""}, InvalidArgument, "must name the attempt"),
         ({"step": 20, "tier": "s4"}, InvalidArgument, "no copy on s4"),
         ({"step": 21}, CheckpointNotFound, "no attempt x21 of step 21"),
     ],
 )
-def test_what_cannot_be_deleted(
+def test_a_latest_unmarked_or_unknown_checkpoint_cannot_be_deleted(
     job: KeptJob, which: dict[str, Any], error: type[StrataError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         job.delete(**which)
 
 
-def test_a_pin_is_of_one_who_and_ends(job: KeptJob) -> None:
+def test_a_pin_belongs_to_one_owner_and_can_be_removed(job: KeptJob) -> None:
     job.pin(20)
     job.pin(20)
     with pytest.raises(Conflict, match="by me: paper"):
@@ -83,7 +83,7 @@ def test_a_pin_is_of_one_who_and_ends(job: KeptJob) -> None:
     job.delete(20)
 
 
-def test_nothing_goes_without_a_newer_commit(job: KeptJob) -> None:
+def test_a_checkpoint_without_a_newer_committed_one_is_not_deleted(job: KeptJob) -> None:
     job.save(80, type=CheckpointType.MODEL_ONLY)
     with pytest.raises(Refused, match="no newer checkpoint"):
         job.delete(80)
@@ -93,7 +93,7 @@ def test_nothing_goes_without_a_newer_commit(job: KeptJob) -> None:
         job.delete(20)
 
 
-def test_an_open_save_is_aborted_first_and_an_aborted_one_may_go(job: KeptJob) -> None:
+def test_an_open_save_must_be_aborted_before_it_is_deleted(job: KeptJob) -> None:
     job.begin(step=80, attempt="x80")
     with pytest.raises(Refused, match="abort it first"):
         job.delete(80)
@@ -105,7 +105,7 @@ def test_an_open_save_is_aborted_first_and_an_aborted_one_may_go(job: KeptJob) -
     assert job.begin(step=80, attempt="y").state is CheckpointState.OPEN
 
 
-def test_the_end_of_an_incremental_frees_what_it_used(job: KeptJob) -> None:
+def test_deleting_an_incremental_frees_its_base(job: KeptJob) -> None:
     job.incremental(80, 20)
     job.save(100)
     with pytest.raises(Refused, match="referenced"):
@@ -129,7 +129,7 @@ def test_the_end_of_an_incremental_frees_what_it_used(job: KeptJob) -> None:
     ],
     ids=["pin", "reader", "reference", "latest"],
 )
-def test_what_comes_between_the_decision_and_its_transaction_stops_it(
+def test_a_change_between_decision_and_transaction_stops_the_deletion(
     job: KeptJob, late: Callable[[KeptJob], object]
 ) -> None:
     txn = not_none(decide_delete(job.store.job(), step=20, attempt="x20", finished=False).txn)
@@ -146,7 +146,7 @@ def world_restores(job: Job, generation: int, point: RestorePoint) -> None:
     job.store.put(JOB.restored(generation), Restored(step=point.step))
 
 
-def test_what_an_ended_history_saved_beyond_the_restored_step_never_counts(job: KeptJob) -> None:
+def test_saves_of_an_ended_history_beyond_the_restored_step_never_count(job: KeptJob) -> None:
     old = not_none(find(job.store.job(), 20))
     point = RestorePoint(step=20, attempt=old.record.attempt, record_generation=old.record.generation)
     generation = old.record.generation + 1
@@ -164,7 +164,7 @@ def test_what_an_ended_history_saved_beyond_the_restored_step_never_counts(job: 
     assert not supersedes_any(job.store.job(), generation)
 
 
-def test_the_newest_is_the_latest_or_the_best_of_the_others_when_that_is_corrupt(job: KeptJob) -> None:
+def test_the_newest_checkpoint_skips_corrupt_ones(job: KeptJob) -> None:
     view = job.store.job()
     assert newest(view) == find(view, 60)
     mark(job, 60, CheckpointState.CORRUPT)

@@ -33,7 +33,7 @@ def tombstone(job: KeptJob) -> Txn:
     return not_none(next_tombstone(job.store.job(), now_unix_ms=0).txn)
 
 
-def test_nothing_goes_without_a_policy_and_then_what_no_rule_keeps(job: KeptJob) -> None:
+def test_only_a_policy_marks_checkpoints_and_only_those_no_rule_keeps(job: KeptJob) -> None:
     assert job.mark() == []
     job.policy(latest=2, every_steps=50)
     assert pending(job.store.job(), now_unix_ms=0) == 2
@@ -47,7 +47,7 @@ def test_nothing_goes_without_a_policy_and_then_what_no_rule_keeps(job: KeptJob)
     assert job.mark() == []
 
 
-def test_each_that_stays_has_its_reason(job: KeptJob) -> None:
+def test_each_kept_checkpoint_has_its_reason(job: KeptJob) -> None:
     job.policy(latest=1, every_steps=50)
     named = {
         key.split("/")[-2]: why for key, why in reasons(job.store.job(), now_unix_ms=0)["primary"].items()
@@ -80,7 +80,7 @@ def test_a_rank_of_a_generation_that_is_over_sets_no_rules(job: KeptJob) -> None
     assert not_none(retention(job.store.job())).record.keep == Keep(latest=1)
 
 
-def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
+def test_a_policy_set_by_a_rank_keeps_the_rules_of_single_tiers(job: KeptJob) -> None:
     job.policy({"s3": Keep(latest=9)}, latest=2)
     policy = Retention(keep=Keep(latest=1), who="rank 0")
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
     assert (held.record.keep, held.record.tiers) == (Keep(latest=1), {"s3": Keep(latest=9)})
 
 
-def test_rules_that_were_set_meanwhile_are_not_replaced_unseen(job: KeptJob) -> None:
+def test_a_concurrently_changed_policy_is_not_overwritten(job: KeptJob) -> None:
     mine = Retention(keep=Keep(latest=1), who="ada")
     for seen in (0, job.store.job().view.mod_revision(JOB.retention)):
         assert decide_set_retention(job.store.job(), mine, if_revision=seen).txn is not None
@@ -117,7 +117,7 @@ def goes_back(job: KeptJob) -> None:
         (goes_back, "goes back to step 20"),
     ],
 )
-def test_what_somebody_needs_stays_whatever_the_policy_says(
+def test_a_needed_checkpoint_stays_under_any_policy(
     job: KeptJob, need: Callable[[KeptJob], object], words: str
 ) -> None:
     need(job)
@@ -142,7 +142,7 @@ def test_a_policy_that_changes_meanwhile_stops_the_deletion(job: KeptJob) -> Non
     assert job.mark() == []
 
 
-def test_what_is_suspected_counts_for_nothing_and_a_corrupt_one_goes_once_a_newer_one_is_good() -> None:
+def test_a_suspected_checkpoint_counts_for_no_rule_and_a_corrupt_one_is_deleted() -> None:
     job = KeptJob(20, 40, 60, 80, a=1, b=1)
     job.damage(60, "host-a")
     job.policy(latest=2)
@@ -180,7 +180,7 @@ def test_each_tier_has_its_own_policy_and_the_record_goes_with_its_last_tier(job
         job.record(60)
 
 
-def test_a_copy_that_was_begun_and_never_finished_goes_with_the_record(job: KeptJob) -> None:
+def test_an_unfinished_copy_is_deleted_with_its_record(job: KeptJob) -> None:
     job.copy(20, seal=False)
     assert list(job.record(20).tiers) == ["primary"]
     job.policy(latest=1)
@@ -196,7 +196,7 @@ def test_a_copy_that_was_begun_and_never_finished_goes_with_the_record(job: Kept
         job.record(20)
 
 
-def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_there() -> None:
+def test_the_newest_copy_on_a_shared_tier_stays_until_a_newer_one_is_copied() -> None:
     job = KeptJob()
     for step in (20, 40):
         job.save(step, tier="disk", shared=False)
@@ -213,7 +213,7 @@ def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_th
     assert job.steps() == [40]
 
 
-def test_a_corruption_report_that_comes_between_the_look_and_the_mark_stops_it() -> None:
+def test_a_corruption_report_between_decision_and_mark_stops_the_deletion() -> None:
     """The newest checkpoint permits the deletion of the others; if it is damaged, no good one would be left."""
     job = KeptJob(20, 40, a=1, b=1)
     job.policy(latest=1)

@@ -53,11 +53,13 @@ BACK_AT_20 = [made(20, generation=2), made(40, superseded=True), made(60, supers
         ([*BACK_AT_20, made(30, generation=2)], {"latest": 2}, [20, 30]),
     ],
 )
-def test_what_stays(candidates: list[Candidate], keep: dict[str, int], stays: list[int]) -> None:
+def test_retention_rules_keep_the_expected_checkpoints(
+    candidates: list[Candidate], keep: dict[str, int], stays: list[int]
+) -> None:
     assert stay(candidates, **keep) == stays
 
 
-def test_of_the_attempts_at_a_step_the_one_that_counts_as_newest_is_the_steps() -> None:
+def test_the_newest_attempt_represents_its_step() -> None:
     part = CheckpointType.MODEL_ONLY
     attempts = [
         made(5, generation=3, type=CheckpointType.INCREMENTAL),
@@ -69,7 +71,7 @@ def test_of_the_attempts_at_a_step_the_one_that_counts_as_newest_is_the_steps() 
     assert [c.key for c in newest_of_each_step(attempts)] == ["3/5", "1/6", "4/6"]
 
 
-def test_the_best_by_a_number_of_their_metadata_stay() -> None:
+def test_the_best_checkpoints_by_a_metadata_metric_are_kept() -> None:
     scored = [
         made(s, metadata={"loss": str(v)}) for s, v in ((1, 0.5), (2, 0.1), (3, 0.1), (4, "nan"), (5, "x"))
     ]
@@ -78,7 +80,7 @@ def test_the_best_by_a_number_of_their_metadata_stay() -> None:
     assert stay(scored, latest=1, best=1, metric="loss", highest=True) == [1, 6]
 
 
-def test_rules_add_up_and_each_says_why() -> None:
+def test_retention_rules_add_up_and_each_gives_its_reason() -> None:
     rules = Keep(latest=1, every_steps=100, age_ms=30 * HOUR_MS)
     reasons = kept(EVERY_20, rules, now_unix_ms=200 * HOUR_MS)
     assert reasons == {

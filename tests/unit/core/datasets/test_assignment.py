@@ -56,7 +56,7 @@ def job() -> Divided:
     return Divided()
 
 
-def test_a_dataset_is_registered_once_and_again_is_fine(store: Store) -> None:
+def test_a_dataset_registration_can_be_repeated_but_not_changed(store: Store) -> None:
     spec = DatasetSpec(shards=3, uri="s3://b/{shard}", metadata={"kind": "text"})
     store.settle(lambda job: decide_register_dataset(job, "d", spec))
     before = store.revision
@@ -66,7 +66,7 @@ def test_a_dataset_is_registered_once_and_again_is_fine(store: Store) -> None:
         store.settle(lambda job: decide_register_dataset(job, "d", DatasetSpec(shards=4)))
 
 
-def test_of_two_registrations_at_once_one_is_a_conflict(store: Store) -> None:
+def test_one_of_two_concurrent_registrations_of_a_dataset_fails(store: Store) -> None:
     view = store.job()
     one = decide_register_dataset(view, "d", DatasetSpec(shards=3))
     other = decide_register_dataset(view, "d", DatasetSpec(shards=4))
@@ -101,7 +101,7 @@ def test_every_dataset_is_divided_among_the_world(job: Divided) -> None:
     assert all(owners_of(found)[shard] == w for w, taken in by_worker.items() for shard in taken)
 
 
-def test_who_leaves_gives_its_shards_away_and_nobody_else_moves(job: Divided) -> None:
+def test_a_departing_member_hands_over_its_shards_and_no_other_shard_moves(job: Divided) -> None:
     job.register()
     job.go()
     before = job.assignment()
@@ -116,7 +116,7 @@ def test_who_leaves_gives_its_shards_away_and_nobody_else_moves(job: Divided) ->
         assert old in {new, "w1"}
 
 
-def test_who_takes_anothers_place_takes_its_shards_and_nothing_else_moves(job: Divided) -> None:
+def test_a_replacement_takes_over_its_predecessor_s_shards_and_no_other_moves(job: Divided) -> None:
     job.register()
     job.go()
     before = job.assignment()
@@ -145,7 +145,7 @@ def test_who_takes_anothers_place_takes_its_shards_and_nothing_else_moves(job: D
         ("a", {"b": "x", "c": "y"}, {"a": "x"}),
     ],
 )
-def test_seats_are_kept_taken_over_or_made(
+def test_ring_names_are_kept_taken_over_or_created(
     workers: str, before: dict[str, str], seats: dict[str, str]
 ) -> None:
     assert seated(list(workers), before) == seats
@@ -214,7 +214,7 @@ def world_moves_on(job: Divided) -> None:
         (lambda job: job.store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")), False),
     ],
 )
-def test_what_changes_in_between_makes_the_assignment_fail(
+def test_a_concurrent_change_makes_the_assignment_fail(
     job: Divided, change: Callable[[Divided], object], succeeds: bool
 ) -> None:
     job.register()
@@ -226,7 +226,7 @@ def test_what_changes_in_between_makes_the_assignment_fail(
     assert job.store.execute(txn).succeeded is succeeds
 
 
-def test_names_that_do_not_fit_into_a_record_are_said_not_raised(store: Store, epoch: int) -> None:
+def test_names_too_large_for_a_record_are_reported_and_not_raised(store: Store, epoch: int) -> None:
     crowd(store, 600, name="{:05d}" + "x" * 120)
     carry_out(store, epoch)
     spec = DatasetSpec(shards=10)

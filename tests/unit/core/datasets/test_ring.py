@@ -41,7 +41,7 @@ def moves(one: list[str], other: list[str]) -> int:
 
 @pytest.mark.parametrize("workers", [["a"], ["a", "b", "c"], HUNDRED[:17]])
 @pytest.mark.parametrize("shards", [1, 2, 50, 333])
-def test_homes_are_what_is_published(workers: list[str], shards: int) -> None:
+def test_homes_match_the_published_definition(workers: list[str], shards: int) -> None:
     assert homes(workers, shards) == as_published(workers, shards)
 
 
@@ -52,7 +52,7 @@ def test_the_order_of_members_and_repetitions_do_not_matter() -> None:
     assert assign(workers[::-1], 100) == assign(workers, 100)
 
 
-def test_a_home_changes_only_to_or_from_the_member_that_comes_or_goes() -> None:
+def test_only_shards_of_the_removed_member_change_their_home() -> None:
     all_homes, fewer = homes(HUNDRED, 5000), homes(HUNDRED[:50] + HUNDRED[51:], 5000)
     for one, other in zip(all_homes, fewer, strict=True):
         assert one == other or one == HUNDRED[50]
@@ -84,13 +84,13 @@ def test_positions_are_exact_in_a_double() -> None:
 
 
 @pytest.mark.parametrize("empty", [homes, assign])
-def test_a_ring_has_a_member(empty: object) -> None:
+def test_a_ring_without_members_is_refused(empty: object) -> None:
     assert callable(empty)
     with pytest.raises(ValueError, match="one member or more"):
         empty([], 3)
 
 
-def test_no_shards_are_nobodys() -> None:
+def test_zero_shards_yield_an_empty_assignment() -> None:
     assert homes(["a"], 0) == []
     assert assign(["a", "b"], 0) == {}
 
@@ -120,7 +120,7 @@ def test_a_member_that_leaves_moves_its_share_and_nothing_else(count: int, shard
 
 @pytest.mark.parametrize("shards", [1000, 10_000])
 @pytest.mark.parametrize("count", [10, 40, 99])
-def test_a_member_that_joins_moves_its_share_and_what_the_bound_forces(count: int, shards: int) -> None:
+def test_a_joining_member_moves_its_share_and_the_shards_over_the_bound(count: int, shards: int) -> None:
     before = divided(HUNDRED[:count], shards)
     after = divided(HUNDRED[: count + 1], shards, before)
     load = Counter(after)
@@ -162,7 +162,9 @@ names = st.sets(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_siz
 
 @given(names, names, st.integers(0, 120))
 @settings(deadline=None)
-def test_any_change_keeps_the_bound_and_forgets_who_left(one: set[str], other: set[str], shards: int) -> None:
+def test_any_change_keeps_the_bound_and_drops_departed_members(
+    one: set[str], other: set[str], shards: int
+) -> None:
     before = divided(sorted(one), shards)
     after = divided(sorted(other), shards, before)
     load = Counter(after)
@@ -175,7 +177,7 @@ def json_bytes(moved: Moved) -> int:
     return len(json.dumps(moved, separators=(",", ":")))
 
 
-def test_where_the_exceptions_do_not_fit_the_bound_gives_way(
+def test_the_balance_bound_yields_to_the_size_limit_of_moved_shards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strict = assign(HUNDRED, 10_000)
@@ -191,5 +193,5 @@ def test_where_the_exceptions_do_not_fit_the_bound_gives_way(
     assert assign(HUNDRED, 10_000) == {}
 
 
-def test_another_number_of_shards_begins_anew() -> None:
+def test_another_number_of_shards_starts_a_new_assignment() -> None:
     assert assign(HUNDRED, 500, ["node-001"] * 400) == assign(HUNDRED, 500)

@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_positions() -> None:
+def test_the_page_vectors_of_positions_are_correct() -> None:
     vectors = json.loads(blocks("json")[0])
     assert len(vectors) >= 5
     for vector in vectors:
@@ -39,7 +39,7 @@ def assignment(vector: dict[str, Any]) -> Assignment:
     )
 
 
-def test_owners() -> None:
+def test_the_page_vectors_of_owners_are_correct() -> None:
     vectors = json.loads(blocks("json")[1])
     assert any(vector["moved"] for vector in vectors)
     assert any(vector["seats"] for vector in vectors)

@@ -21,7 +21,7 @@ def test_a_healthy_device_has_no_fault() -> None:
     ("change", "says"),
     [
         ({"lost": True}, "fallen off the bus"),
-        ({"needs_reset": True}, "wants it reset"),
+        ({"needs_reset": True}, "requires a reset"),
         ({"xids": (31, 79)}, "XID 79: the GPU has fallen off the bus"),
         ({"remap_failed": True}, "could not be replaced"),
         ({"ecc_uncorrected": 3}, "1 uncorrectable ECC errors since this run began"),
@@ -32,7 +32,7 @@ def test_a_fatal_reading_is_named(change: dict[str, Any], says: str) -> None:
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 92, 94, 9999])
-def test_errors_of_applications_and_contained_ones_drain_nobody(xid: int) -> None:
+def test_application_and_contained_errors_drain_no_member(xid: int) -> None:
     assert fault(HEALTHY, replace(HEALTHY, xids=(xid,))) == ""
 
 
@@ -43,7 +43,7 @@ def test_every_fatal_error_is_named_and_can_be_ignored(xid: int) -> None:
     assert fault(HEALTHY, now, ignored=(xid,)) == ""
 
 
-def test_a_counter_that_a_reset_set_back_is_no_fault() -> None:
+def test_an_error_counter_reset_is_no_fault() -> None:
     assert fault(HEALTHY, replace(HEALTHY, ecc_uncorrected=0)) == ""
     assert fault(HEALTHY, replace(HEALTHY, ecc_uncorrected=None)) == ""
 
@@ -70,7 +70,7 @@ def test_only_devices_that_cuda_would_use_are_watched(variable: str | None, indi
     assert [each.index for each in chosen] == indices
 
 
-def test_what_is_not_understood_is_said() -> None:
+def test_an_unknown_entry_of_cuda_visible_devices_is_named() -> None:
     assert visible(DEVICES, "1,7")[1] == "'7' names no device"
     assert visible(DEVICES, "")[1] == ""
 

@@ -141,11 +141,11 @@ def test_a_rank_that_others_wait_for_is_named_before_that_is_a_stall() -> None:
         "more are to blame than wait",
     ],
 )
-def test_nobody_is_blamed_early_without_evidence(ranks: list[RankReport]) -> None:
+def test_no_rank_is_blamed_early_without_evidence(ranks: list[RankReport]) -> None:
     assert not diagnose(ranks).findings
 
 
-def test_a_rank_whose_agent_does_not_even_say_that_it_is_late_is_silent() -> None:
+def test_a_rank_whose_agent_stops_reporting_is_silent() -> None:
     def ranks(age_ms: int) -> list[RankReport]:
         silent = late(2, "", late_ms=0, age_ms=age_ms, host="b")
         return [silent if r == 2 else late(r, age_ms=age_ms) for r in range(4)]
@@ -157,7 +157,7 @@ def test_a_rank_whose_agent_does_not_even_say_that_it_is_late_is_silent() -> Non
     )
 
 
-def test_a_late_rank_whose_stack_is_not_there_yet_is_neither_silent_nor_evidence() -> None:
+def test_a_late_rank_without_a_stack_yet_is_neither_silent_nor_blamed() -> None:
     def ranks(activity: str, where: str, *, phase: str = "step") -> list[RankReport]:
         asked = late(2, activity, where=where, age_ms=4_600, host="b", phase=phase)
         return [asked if r == 2 else late(r, age_ms=4_600, phase=phase) for r in range(4)]
@@ -201,7 +201,7 @@ def test_a_late_rank_whose_stack_is_not_there_yet_is_neither_silent_nor_evidence
         ),
     ],
 )
-def test_why_a_rank_is_slow_is_told_apart(
+def test_the_cause_of_a_slow_rank_is_distinguished(
     slow_ones: list[RankReport], devices: list[Device], cause: str, says: str
 ) -> None:
     found = diagnose([*(slow(r) for r in range(5)), *slow_ones], devices)
@@ -229,7 +229,7 @@ def test_slow_ranks_and_sick_devices_are_named_and_then_counted() -> None:
 # -- other findings
 
 
-def test_who_waits_for_a_rank_that_moves_is_not_blamed() -> None:
+def test_a_rank_that_waits_for_a_moving_rank_is_not_blamed() -> None:
     """Rank 0 evaluates for a long time, with steady progress; the others wait for it."""
     moves = RankReport(rank=0, step=7, phase="eval 3/10", age_ms=100)
     waiting = [replace(report(rank, stalled_s=60), waits=True) for rank in (1, 2, 3)]
@@ -237,7 +237,7 @@ def test_who_waits_for_a_rank_that_moves_is_not_blamed() -> None:
     assert set(blame(waiting).ranks) == {1, 2, 3}, "all wait for each other"
 
 
-def test_who_waits_for_a_rank_that_ended_is_not_blamed() -> None:
+def test_a_rank_that_waits_for_an_ended_rank_is_not_blamed() -> None:
     ended = [Ended(rank=2, worker="w", host="b", reason="exit code 1")]
     found = diagnose([late(r) for r in range(4)], ended=ended)
     assert only_text(found) == "rank 2 on host b has ended: exit code 1"
@@ -246,7 +246,7 @@ def test_who_waits_for_a_rank_that_ended_is_not_blamed() -> None:
     assert only_text(diagnose([report(0)], ended=lost)) == "ranks 2-3 have ended: its node w is gone"
 
 
-def test_held_saves_are_said_first_with_every_host_or_their_number() -> None:
+def test_held_saves_are_reported_first_with_their_hosts_or_the_number_of_hosts() -> None:
     def held(rank: int, host: str, held_s: float, reason: str = "disk full") -> RankReport:
         return replace(report(rank), hold=SaveHold(step=24, reason=reason, host=host, held_s=held_s))
 
@@ -261,8 +261,8 @@ def test_held_saves_are_said_first_with_every_host_or_their_number() -> None:
     )
 
 
-def test_what_cannot_be_is_said() -> None:
-    assert only_text(diagnose([], (), ["two worlds"])) == "its keys hold what cannot be: two worlds"
+def test_an_invariant_violation_is_a_finding() -> None:
+    assert only_text(diagnose([], (), ["two worlds"])) == "its keys are inconsistent: two worlds"
 
 
 def test_a_finding_stays_the_same_while_it_grows_older() -> None:

@@ -12,7 +12,7 @@ def ledger() -> Ledger:
     return Ledger(since_s=0.0)
 
 
-def test_time_is_booked_under_what_it_was_spent_on() -> None:
+def test_time_is_booked_under_its_phase() -> None:
     ledger = Ledger(since_s=100.0)
     ledger.enter("restore", 101.0)
     ledger.enter(STEP, 103.0)
@@ -24,7 +24,7 @@ def test_time_is_booked_under_what_it_was_spent_on() -> None:
     assert str(found) == "71.4% of 14.0 s; else restore 2.0, start 1.0, save 1.0"
 
 
-def test_what_was_trained_after_the_checkpoint_is_lost() -> None:
+def test_training_time_after_the_last_checkpoint_counts_as_lost() -> None:
     first = Ledger(since_s=0.0)
     first.enter(STEP, 1.0)
     text = first.saved(11.0, 1011.0)  # saved at 1011; the rank trains on and dies at 1015
@@ -36,13 +36,13 @@ def test_what_was_trained_after_the_checkpoint_is_lost() -> None:
     assert found.total_s == pytest.approx(1020.0 - 1000.0), "every second since the beginning, once"
 
 
-def test_what_passes_while_the_past_is_asked_for_is_booked_once(ledger: Ledger) -> None:
+def test_time_spent_fetching_the_history_is_booked_once(ledger: Ledger) -> None:
     ledger.enter(START, 2.0)
     ledger.go_on("", lost_since_unix_s=1000.0, began_unix_s=1000.0, now_s=3.5, now_unix_s=1003.5)
     assert ledger.goodput(4.0).spent_s == {START: 4.0, LOST: 0.0}
 
 
-def test_clocks_that_disagree_lose_no_second_and_gain_none() -> None:
+def test_clock_skew_neither_loses_nor_adds_goodput_seconds() -> None:
     first = Ledger(since_s=0.0)
     text = first.saved(10.0, 1010.0)
     for began, now in ((900.0, 1012.0), (2000.0, 1012.0), (0.0, 1012.0)):
@@ -55,14 +55,14 @@ def test_clocks_that_disagree_lose_no_second_and_gain_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spent_s": 1, "unix_s": 2}', '{"spent_s": {"a": "x"}}'])
-def test_without_an_account_what_was_before_this_generation_is_lost(ledger: Ledger, text: str) -> None:
+def test_without_a_saved_account_the_time_before_this_generation_is_lost(ledger: Ledger, text: str) -> None:
     ledger.enter("restore", 2.0)
     ledger.go_on(text, lost_since_unix_s=1000.0, began_unix_s=1040.0, now_s=2.0, now_unix_s=1045.0)
     assert ledger.goodput(3.0).spent_s == {LOST: 40.0, START: 5.0, "restore": 1.0}
     assert ledger.goodput(3.0).total_s == 46.0
 
 
-def test_a_wait_for_a_world_is_no_time_of_its_generation(ledger: Ledger) -> None:
+def test_the_wait_for_a_world_is_not_booked_to_its_generation(ledger: Ledger) -> None:
     ledger.enter("restore", 95.0)  # a standalone process that waited 90 s for others
     ledger.go_on("", lost_since_unix_s=1090.0, began_unix_s=1090.0, now_s=95.0, now_unix_s=1095.0)
     assert ledger.goodput(96.0).total_s == pytest.approx(6.0)
@@ -90,11 +90,11 @@ def test_made_up_phases_do_not_grow_without_end(ledger: Ledger) -> None:
     assert len(ledger.saved(100.0, 1.7e9)) < 450, "it goes with a barrier of a thousand ranks"
 
 
-def test_nothing_spent_is_no_goodput() -> None:
+def test_goodput_without_spent_time_is_zero() -> None:
     assert Goodput(spent_s={}).ratio == 0.0
 
 
-def test_an_account_in_words() -> None:
+def test_goodput_is_formatted_as_text() -> None:
     ledger = Ledger(since_s=0.0, phase=STEP)
     ledger.enter("save", 3.0)
     assert goodput_text(ledger.saved(4.0, 9.0)) == "75.0% of 4.0 s; else save 1.0"

@@ -46,26 +46,28 @@ def test_seconds_without_a_value_are_empty_and_an_interval_that_has_not_ended_is
 @pytest.mark.parametrize(
     ("kind", "expected"), [(Kind.MEAN, 4.0), (Kind.LAST, 3.0), (Kind.MAX, 7.0), (Kind.SUM, 12.0)]
 )
-def test_what_becomes_of_several_values(history: JobHistory, kind: Kind, expected: float) -> None:
+def test_values_of_one_interval_are_aggregated_by_kind(
+    history: JobHistory, kind: Kind, expected: float
+) -> None:
     for second, value in enumerate((2.0, 7.0, 3.0)):
         history.put(T + second, "x", value, kind)
     assert shown(history, "x", 15, T, T + 15) == [expected]
 
 
-def test_what_is_older_than_the_rings_is_gone(history: JobHistory) -> None:
+def test_values_older_than_the_ring_are_dropped(history: JobHistory) -> None:
     history.put(T, "x", 1, Kind.LAST)
     history.put(T + INTERVALS[1], "x", 2, Kind.LAST)
     assert shown(history, "x", 1, 0, T + INTERVALS[1] + 1) == [*[None] * (INTERVALS[1] - 1), 2]
     assert shown(history, "x", 15, T, T + 15) == [1]
 
 
-def test_values_that_are_no_number_are_left_out(history: JobHistory) -> None:
+def test_nan_and_infinite_values_are_left_out(history: JobHistory) -> None:
     for value in (math.nan, math.inf, -math.inf):
         history.put(T, "x", value, Kind.MEAN)
     assert "x" not in history.names
 
 
-def test_what_a_peer_recorded_fills_what_is_missing_and_nothing_else(history: JobHistory) -> None:
+def test_a_peers_values_fill_only_missing_seconds(history: JobHistory) -> None:
     history.put(T + 3, "x", 30, Kind.LAST)
     received = Excerpt(interval_s=1, from_unix_s=T, series={"x": [1.0, math.nan, 3.0, 4.0, 5.0]})
     history.fill(received, before_s=T + 4)
@@ -136,7 +138,7 @@ def test_percentiles_are_those_of_the_nearest_rank(ranks: int, expected: tuple[i
     assert tuple(percentile(range(1, ranks + 1), percent) for percent in (50, 90, 99)) == expected
 
 
-def test_heat_keeps_ten_minutes_and_is_empty_where_nothing_was_reported() -> None:
+def test_the_heat_map_keeps_ten_minutes_and_is_empty_without_reports() -> None:
     heat = Heat(generation=2, ranks=3)
     heat.put(T, 0, 100)
     heat.put(T + 2, 0, 200)
@@ -153,7 +155,7 @@ def test_heat_keeps_ten_minutes_and_is_empty_where_nothing_was_reported() -> Non
     assert heat.columns(end, end) == (end, [])
 
 
-def test_a_pace_is_that_of_the_last_ten_seconds_and_falls_while_nothing_happens() -> None:
+def test_the_pace_covers_the_last_ten_seconds_and_falls_without_steps() -> None:
     pace = Pace()
     assert (pace.per_s(0.0), pace.since_s(0.0)) == (None, None)
     for second in range(30):
@@ -163,7 +165,7 @@ def test_a_pace_is_that_of_the_last_ten_seconds_and_falls_while_nothing_happens(
     assert pace.per_s(49.0) == pytest.approx(5 * 10 / 30, rel=0.2)
 
 
-def test_a_pace_of_long_steps_is_known_from_two_of_them_and_begins_anew_with_a_generation() -> None:
+def test_a_pace_needs_two_steps_and_restarts_with_a_generation() -> None:
     pace, found = Pace(), []
     for now_s, step in ((0.0, 7), (60.0, 8), (60.0, 8), (100.0, 4)):
         pace.note(now_s, step)

@@ -99,7 +99,7 @@ STEPS = f"{SITE}/strata/training/loop/run.py:_steps"
         (frames(f"{SITE}/torch/autograd/graph.py:_engine_run_backward", "/app/train.py:main"), CODE),
     ],
 )
-def test_what_the_main_thread_does(stack: str, what: str) -> None:
+def test_the_main_threads_activity_is_read_from_its_stack(stack: str, what: str) -> None:
     assert activity(stack) == what
 
 

@@ -39,11 +39,11 @@ def test_a_phase_is_its_first_word(phase: str, kind: str) -> None:
     assert kind_of(phase) == kind
 
 
-def test_a_rank_that_said_nothing_never_stands_still() -> None:
+def test_a_rank_that_reported_nothing_never_stalls() -> None:
     assert RankPace().stall(1e9, LIMITS) is None
 
 
-def test_a_stall_says_where_and_why() -> None:
+def test_a_stall_gives_its_step_phase_and_reason() -> None:
     pace, now = stepping(10, 2.0)
     stall = not_none(pace.stall(now + 20.1, LIMITS))
     assert (stall.step, stall.phase) == (10, "step")
@@ -72,7 +72,7 @@ def test_one_slow_step_does_not_move_the_limit() -> None:
     assert pace.last_step_s == 19.0
 
 
-def test_another_phase_counts_for_itself_and_moves_with_every_word() -> None:
+def test_each_phase_has_its_own_stall_limit_and_any_report_restarts_it() -> None:
     pace, now = stepping(10, 1.0)
     pace.hear(10, "eval 1/2", now)
     assert pace.stall(now + FIRST_OTHER_S - 1, LIMITS) is None, "an evaluation is no step"
@@ -86,22 +86,22 @@ def test_another_phase_counts_for_itself_and_moves_with_every_word() -> None:
     assert pace.stall(now + 61 + 601, LIMITS) is not None, "ten times as long as the first evaluation"
 
 
-def test_steps_that_were_told_together_are_divided() -> None:
+def test_the_time_of_steps_reported_together_is_divided() -> None:
     pace = RankPace()
     for step in range(0, 50, 10):
         pace.hear(step, "train", step * 0.1)
     assert pace.usual_s() == pytest.approx(0.1)
 
 
-def test_a_set_limit_counts_alone() -> None:
+def test_a_configured_stall_limit_replaces_the_derived_one() -> None:
     limits = StallLimits.derive(5.0, fixed_s={"eval": 3.0, STEP: 600.0})
     pace, now = stepping(10, 1.0)
     assert pace.stall(now + 599, limits) is None
     pace.hear(10, "eval", now)
-    assert not_none(pace.stall(now + 3.5, limits)).reason.endswith("as it was set")
+    assert not_none(pace.stall(now + 3.5, limits)).reason.endswith("as configured")
 
 
-def test_our_own_stall_is_nobody_elses() -> None:
+def test_the_watchers_own_pause_is_not_counted_as_a_stall() -> None:
     pace, now = stepping(10, 1.0)
     pace.forgive(100.0)
     assert pace.stall(now + 105, LIMITS) is None
@@ -130,25 +130,27 @@ GRAPH = dict.fromkeys(range(4), "backward (graph.py)")
         (ranks(phase={1: "data"}), (1,), "most others do something else at the same step"),
         (ranks(waits={0: True, 1: True, 2: True}), (3,), "the others wait for them"),
         (ranks(waits={0: True, 2: True, 3: True}, process={3: STOPPED}), (3,), "the others wait for them"),
-        (ranks(where=GRAPH | {2: "fetch (loader.py)"}), (2,), "most others stand in backward (graph.py)"),
-        (ranks(2, where={0: "a", 1: "b"}), (0, 1), "nothing tells them apart but their stacks"),
-        (ranks(3), (0, 1, 2), "nothing tells them apart but their stacks"),
+        (ranks(where=GRAPH | {2: "fetch (loader.py)"}), (2,), "most others are in backward (graph.py)"),
+        (ranks(2, where={0: "a", 1: "b"}), (0, 1), "only their stacks tell them apart"),
+        (ranks(3), (0, 1, 2), "only their stacks tell them apart"),
         (ranks(1), (0,), ""),
         ([], (), ""),
     ],
 )
-def test_who_holds_up_the_others(leader_state: list[RankReport], named: tuple[int, ...], how: str) -> None:
+def test_the_rank_that_holds_up_the_others_is_named(
+    leader_state: list[RankReport], named: tuple[int, ...], how: str
+) -> None:
     assert suspects(leader_state) == (named, how)
 
 
 @pytest.mark.parametrize(("each_s", "late_s"), [(0.2, 2.0), (1.0, 3.0)], ids=["two seconds", "three steps"])
-def test_a_rank_is_late_long_before_that_is_a_stall(each_s: float, late_s: float) -> None:
+def test_a_rank_is_late_long_before_its_stall_limit(each_s: float, late_s: float) -> None:
     pace, now = stepping(10, each_s)
     assert pace.late_s(now + late_s - 0.1) is None
     assert pace.late_s(now + late_s + 0.1) == pytest.approx(late_s + 0.1)
 
 
-def test_nobody_is_late_while_nothing_is_usual() -> None:
+def test_no_rank_is_late_before_its_usual_step_time_is_known() -> None:
     pace, now = stepping(2, 0.2)
     assert pace.late_s(now + 500) is None, "its first steps may compile"
     pace.hear(2, "eval", now)
@@ -169,7 +171,7 @@ def test_nobody_is_late_while_nothing_is_usual() -> None:
         unique_by=lambda each: each.rank,
     )
 )
-def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(leader_state: list[RankReport]) -> None:
+def test_at_least_one_rank_and_only_stalled_ranks_are_named(leader_state: list[RankReport]) -> None:
     named, _how = suspects(leader_state)
     assert named
     assert set(named) <= {each.rank for each in leader_state}

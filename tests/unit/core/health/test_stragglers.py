@@ -61,7 +61,7 @@ def test_a_median_is_over_the_steps_of_two_seconds_so_that_a_pause_does_not_show
     assert times.slowed_s == 0
 
 
-def test_a_rank_that_slows_down_tells_since_when() -> None:
+def test_a_rank_that_slows_down_reports_since_when() -> None:
     slow = not_none(window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8]).times)
     assert slow.best_compute_s == 0.1
     assert slow.median_compute_s == 0.3
@@ -78,7 +78,7 @@ def test_the_best_needs_many_steps_in_a_row(steps: int, best_s: float) -> None:
     assert not_none(times).best_compute_s == best_s
 
 
-def test_a_step_told_again_and_one_that_cost_nothing_do_not_count() -> None:
+def test_a_repeated_step_and_a_step_without_cost_do_not_count() -> None:
     found = StepWindow()
     for _ in range(50):
         found.note(7, 0.1, 0.0, 1.0)
@@ -144,13 +144,13 @@ def test_a_straggler_is_slower_than_most(costs_s: tuple[float, ...], named: dict
     assert [(each.rank, round(each.times, 2)) for each in slow] == list(named.items())
 
 
-def test_what_a_rank_takes_longer_for_is_told_apart() -> None:
+def test_slow_compute_and_slow_data_loading_are_distinguished() -> None:
     (slow,) = stragglers({**{rank: steady(0.1, 0.01) for rank in range(4)}, 4: steady(0.11, 0.3)})
     assert (round(slow.compute_more_s, 3), round(slow.data_more_s, 3)) == (0.01, 0.29)
 
 
 @pytest.mark.parametrize("then_s", [(0.3,), (0.3, 0.1)], ids=["slower", "slower and faster again"])
-def test_when_all_become_slower_or_faster_nobody_is_blamed_however_old_what_is_known_of_them_is(
+def test_a_common_change_of_pace_blames_no_rank_even_with_stale_reports(
     then_s: tuple[float, ...],
 ) -> None:
     chance = random.Random(5)
@@ -169,7 +169,7 @@ def test_when_all_become_slower_or_faster_nobody_is_blamed_however_old_what_is_k
         assert stragglers(seen) == [], step
 
 
-def test_a_slow_rank_is_named_though_what_is_known_of_the_others_is_a_second_old() -> None:
+def test_a_slow_rank_is_named_even_if_other_reports_are_a_second_old() -> None:
     others = {rank: steady(0.1, step=180, steps=150) for rank in range(8)}
     slow = steady(0.2, step=190, steps=5)
     assert stragglers(others | {8: slow}) == [], "nobody was heard of since it is slow"

@@ -72,7 +72,7 @@ def gone(store: Store, *indices: int) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_does_not_fit_is_written_before_the_head(store: Store, epoch: int) -> None:
+def test_chunks_that_do_not_fit_are_written_before_the_head(store: Store, epoch: int) -> None:
     crowd(store, 20)
     first = plan(store, epoch).txns
     assert len(first) > 1

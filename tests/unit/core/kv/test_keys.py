@@ -41,7 +41,7 @@ def test_a_number_that_would_break_the_order_is_refused(value: int) -> None:
         lambda name: JOB.pin(1, name),
     ],
 )
-def test_no_name_reaches_out_of_its_place(build: object, name: str) -> None:
+def test_an_invalid_name_cannot_escape_its_part_of_a_key(build: object, name: str) -> None:
     assert callable(build)
     with pytest.raises(InvalidArgument):
         build(name)
@@ -92,7 +92,7 @@ def test_no_key_is_a_prefix_of_another_by_accident() -> None:
     assert not KEYS.job("j2").root.startswith(JOB.root)
 
 
-def test_a_key_is_taken_apart_where_it_is_built() -> None:
+def test_keys_parse_back_into_their_parts() -> None:
     assert KEYS.job_of(JOB.worker("w")) == "j"
     assert KEYS.job_of(KEYS.leader) is None
     assert KEYS.job_of("/strata/v1/other/jobs/j/spec") is None

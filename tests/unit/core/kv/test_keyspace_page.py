@@ -150,7 +150,7 @@ EXAMPLES: dict[str, Any] = {
     ),
     JOB.suspect(120, 2, ATTEMPT, "s3", "gpu-a"): c.CorruptionReport(
         corrupt=True,
-        reason="rank-00009.safetensors: tensor w differs from what was saved",
+        reason="rank-00009.safetensors: tensor w differs from the saved data",
         generation=3,
         object="step-000000000120-gen-000002-9c41d2e7f0b84a36/rank-00009.safetensors",
         found_generation=2,

@@ -41,7 +41,7 @@ CLASSES: list[Any] = [
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_what_is_encoded_is_decoded(cls: Any, data: st.DataObject) -> None:
+def test_an_encoded_record_decodes_to_itself(cls: Any, data: st.DataObject) -> None:
     record = data.draw(st.builds(cls))
     assert decode(cls, encode(record)) == record
 
@@ -87,13 +87,13 @@ def test_unknown_fields_are_ignored_and_missing_ones_take_their_default() -> Non
         ),
     ],
 )
-def test_what_is_not_a_record_is_poison(cls: Any, value: bytes) -> None:
+def test_an_invalid_value_is_a_poison_record(cls: Any, value: bytes) -> None:
     with pytest.raises(PoisonRecord, match=cls.__name__):
         decode(cls, value)
 
 
 @given(st.data(), st.sampled_from(CLASSES))
-def test_bytes_that_somebody_changed_are_a_record_or_poison(data: st.DataObject, cls: Any) -> None:
+def test_altered_bytes_decode_to_a_record_or_are_poison(data: st.DataObject, cls: Any) -> None:
     changed = bytearray(encode(data.draw(st.builds(cls))))
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(PoisonRecord):
@@ -108,7 +108,7 @@ json_st: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.data(), st.sampled_from(CLASSES))
-def test_json_of_any_kind_is_a_record_or_poison(data: st.DataObject, cls: Any) -> None:
+def test_any_json_decodes_to_a_record_or_raises_poison_record(data: st.DataObject, cls: Any) -> None:
     names = [field.name for field in dataclasses.fields(cls)]
     body = data.draw(st.dictionaries(st.sampled_from(names), json_st))
     try:
@@ -131,6 +131,6 @@ def test_bytes_travel_as_text(data: bytes) -> None:
     assert unb64(b64(data)) == data
 
 
-def test_what_no_bytes_were_made_of_is_refused() -> None:
+def test_invalid_base64_is_refused() -> None:
     with pytest.raises(ValueError, match="base64"):
         unb64("no base64!")

@@ -48,7 +48,7 @@ from tests.unit.core.rig import Store
         ("+a/x +a/y -a/x +a/y", none_newer_in("a/", 3), False),
     ],
 )
-def test_a_condition_holds_of_what_was_written(done: str, compare: Compare, holds: bool) -> None:
+def test_a_compare_is_evaluated_against_earlier_writes(done: str, compare: Compare, holds: bool) -> None:
     """Each write gets its own revision, the first one 2; `+` is a put, `-` a deletion."""
     store = Store()
     for change in done.split():
@@ -58,7 +58,7 @@ def test_a_condition_holds_of_what_was_written(done: str, compare: Compare, hold
 
 
 @pytest.mark.parametrize("revision", [0, -1])
-def test_a_fence_on_nothing_is_refused(revision: int) -> None:
+def test_a_fence_on_revision_zero_or_less_is_refused(revision: int) -> None:
     with pytest.raises(ValueError, match="above 0"):
         created_at("a", revision)
 
@@ -72,7 +72,7 @@ def test_the_end_of_a_prefix() -> None:
     assert delete_prefix("a/") == Delete(key="a/", range_end="a0")
 
 
-def test_a_txn_grows_without_changing_the_one_it_came_from() -> None:
+def test_extending_a_transaction_leaves_the_original_unchanged() -> None:
     one = Txn(compares=(absent("a"),), success=(Delete(key="b"),), failure=(Range(key="c"),))
     other = one.and_if(present("d"), absent("e")).then(Put(key="f", value=b""))
     assert one.compares == (absent("a"),)
@@ -81,7 +81,7 @@ def test_a_txn_grows_without_changing_the_one_it_came_from() -> None:
     assert other.failure == one.failure
 
 
-def test_an_error_that_a_decision_raises_is_its_refusal_but_a_poison_record_is_none() -> None:
+def test_an_error_in_a_decision_becomes_its_refusal_except_a_poison_record() -> None:
     @refusable
     def decide(error: StrataError) -> Decision:
         raise error

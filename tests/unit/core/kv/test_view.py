@@ -32,7 +32,7 @@ def view() -> View:
     return View()
 
 
-def test_a_view_becomes_what_is_listed_and_says_what_differs(view: View) -> None:
+def test_a_reset_replaces_the_view_and_returns_the_differences(view: View) -> None:
     assert [e.kv.key for e in view.reset(5, [kv("/a"), kv("/b")])] == ["/a", "/b"]
     events = view.reset(9, [kv("/b"), kv("/c", mod=8)])
     assert [(e.kv.key, e.deleted, e.kv.mod_revision) for e in events] == [
@@ -53,7 +53,7 @@ def test_changes_are_applied_in_order_and_never_backwards(view: View) -> None:
         view.apply(3, [])
 
 
-def test_deleting_what_is_not_there_is_nothing(view: View) -> None:
+def test_deleting_an_absent_key_changes_nothing(view: View) -> None:
     view.reset(1, [kv("/a/b")])
     view.apply(2, [gone("/a", 2), gone("/a/b/c", 2), gone("/x", 2)])
     assert keys(view) == ["/a/b"]
@@ -62,7 +62,7 @@ def test_deleting_what_is_not_there_is_nothing(view: View) -> None:
 # -- reading ----------------------------------------------------------------------------------
 
 
-def test_what_is_absent_is_none_and_0(view: View) -> None:
+def test_an_absent_key_reads_as_none_and_0(view: View) -> None:
     assert view.get("/a") is None
     assert view.entry("/a", JobSpec) is None
     assert view.record("/a", JobSpec) is None
@@ -71,7 +71,7 @@ def test_what_is_absent_is_none_and_0(view: View) -> None:
     assert view.names("/a/") == []
 
 
-def test_entries_are_decoded_with_what_the_store_knows_of_them(view: View) -> None:
+def test_entries_are_decoded_with_their_revisions(view: View) -> None:
     view.reset(9, [kv("/f/2", encode(BarrierFloor(round=2)), mod=8, create=4)])
     (entry,) = view.entries("/f/", BarrierFloor)
     assert (entry.name, entry.record.round) == ("2", 2)
@@ -97,7 +97,7 @@ def test_a_record_is_decoded_once_until_it_is_written_again(view: View) -> None:
     assert view.record("/a", JobSpec) == JobSpec(max_workers=2)
 
 
-def test_poison_is_said_by_name_and_does_not_stick(view: View) -> None:
+def test_a_poison_record_is_named_and_recovers_when_rewritten(view: View) -> None:
     view.reset(1, [kv("/a", b"by hand")])
     with pytest.raises(PoisonRecord, match="JobSpec"):
         view.record("/a", JobSpec)
@@ -146,7 +146,7 @@ def everything(state: State) -> list[KeyValue]:
 # -- derived values ---------------------------------------------------------------------------
 
 
-def test_what_follows_from_a_key_is_made_once_for_each_of_its_states() -> None:
+def test_a_derived_value_is_computed_once_per_state_of_its_key() -> None:
     view, made = View(), []
 
     def make() -> int:

@@ -50,7 +50,7 @@ def gone(store: Store) -> dict[str, int]:
     return {name: record.unreachable_since_unix_ms for name, record in found.items()}
 
 
-def test_a_coordinator_whose_lease_ended_stays_with_its_address_and_the_time(store: Store) -> None:
+def test_a_coordinator_with_an_expired_lease_stays_listed_with_address_and_time(store: Store) -> None:
     assert listed(store) == 3
     store.delete(KEYS.replica("r2"))
     assert gone(store) == {"r2": 0}, "before the leader has written, too"
@@ -60,7 +60,7 @@ def test_a_coordinator_whose_lease_ended_stays_with_its_address_and_the_time(sto
     }
 
 
-def test_nothing_is_written_while_nobody_comes_or_goes(store: Store) -> None:
+def test_nothing_is_written_while_the_coordinators_stay_the_same(store: Store) -> None:
     listed(store)
     assert listed(store, now=NOW + 1) == 0
     store.delete(KEYS.replica("r2"))
@@ -71,7 +71,7 @@ def test_nothing_is_written_while_nobody_comes_or_goes(store: Store) -> None:
     assert gone(store) == {"r2": NOW}
 
 
-def test_one_that_registers_again_is_not_unreachable_and_may_have_another_address(store: Store) -> None:
+def test_a_coordinator_that_registers_again_is_reachable_and_may_change_its_address(store: Store) -> None:
     listed(store)
     store.delete(KEYS.replica("r2"))
     listed(store)
@@ -83,7 +83,7 @@ def test_one_that_registers_again_is_not_unreachable_and_may_have_another_addres
     assert gone(store) == {"r2": 0}
 
 
-def test_a_plan_is_void_if_the_coordinator_came_back_or_another_leads(store: Store) -> None:
+def test_a_plan_fails_if_the_coordinator_returned_or_the_leader_changed(store: Store) -> None:
     listed(store)
     store.delete(KEYS.replica("r2"))
     late = Observer(store)
@@ -97,7 +97,7 @@ def test_a_plan_is_void_if_the_coordinator_came_back_or_another_leads(store: Sto
     assert not store.execute(txn).succeeded
 
 
-def test_only_an_unreachable_one_is_forgotten(store: Store) -> None:
+def test_only_an_unreachable_coordinator_can_be_removed_from_the_list(store: Store) -> None:
     listed(store)
     with pytest.raises(Refused, match="coordinator r2 runs at r2:1"):
         forget(store, "r2")
@@ -110,7 +110,7 @@ def test_only_an_unreachable_one_is_forgotten(store: Store) -> None:
         forget(store, "r2", known=False)
 
 
-def test_a_forget_is_void_if_the_coordinator_came_back(store: Store) -> None:
+def test_a_forget_fails_if_the_coordinator_returned(store: Store) -> None:
     listed(store)
     store.delete(KEYS.replica("r2"))
     decision = decide_forget(store.view(), KEYS, "r2", known=True)
@@ -119,7 +119,7 @@ def test_a_forget_is_void_if_the_coordinator_came_back(store: Store) -> None:
     assert not store.execute(decision.txn).succeeded
 
 
-def test_one_that_an_older_release_registered_or_that_was_forgotten_is_listed_by_the_leader(
+def test_the_leader_lists_a_running_coordinator_that_the_list_lacks(
     store: Store,
 ) -> None:
     listed(store)
@@ -131,7 +131,7 @@ def test_one_that_an_older_release_registered_or_that_was_forgotten_is_listed_by
     assert gone(store) == {"r2": 0}
 
 
-def test_a_value_written_by_hand_hides_nobody_and_is_replaced(store: Store) -> None:
+def test_an_invalid_value_hides_no_coordinator_and_is_replaced(store: Store) -> None:
     listed(store)
     store.execute(Txn(success=(Put(key=KEYS.coordinator("r2"), value=b"{"),)))
     store.execute(Txn(success=(Put(key=f"{KEYS.coordinators}a b", value=b"{"),)))
@@ -142,7 +142,7 @@ def test_a_value_written_by_hand_hides_nobody_and_is_replaced(store: Store) -> N
     assert store.view().record(KEYS.coordinator("r2"), Coordinator) is not None
 
 
-def test_names_without_end_are_not_all_kept(store: Store) -> None:
+def test_the_number_of_listed_coordinators_is_bounded(store: Store) -> None:
     for number in range(MAX_LISTED + 5):
         serve(store, f"pod-{number}")
         listed(store)

@@ -104,7 +104,7 @@ def test_the_sentence_on_the_quorum(kinds: str, sentence: str) -> None:
         ("c", "raises the alarm CORRUPT: its data differs from the others'"),
     ],
 )
-def test_why_a_voter_is_not_healthy(kind: str, reason: str) -> None:
+def test_an_unhealthy_voter_has_its_reason(kind: str, reason: str) -> None:
     peers = cluster(f".{kind}.")
     assert unhealthy_reason(peers[1], peers) == reason
     label = "2" if kind == "u" else "m2"
@@ -158,14 +158,16 @@ def test_the_newest_term_names_the_leader() -> None:
         ("...xx", 1, False),
     ],
 )
-def test_who_may_stall(kinds: str, member: int, *, allowed: bool) -> None:
+def test_a_member_may_stall_only_if_a_healthy_quorum_remains(
+    kinds: str, member: int, *, allowed: bool
+) -> None:
     peers = cluster(kinds)
     judgement = may_stall(peers[member - 1], peers)
     assert judgement.allowed is allowed
     assert bool(judgement.reason) is not allowed
 
 
-def test_a_cluster_of_one_stalls_only_if_that_is_asked_for() -> None:
+def test_a_single_member_cluster_stalls_only_on_request() -> None:
     (only,) = cluster(".")
     assert "all of etcd stalls" in may_stall(only, [only]).reason
     assert may_stall(only, [only], stall_all=True).allowed
@@ -173,7 +175,7 @@ def test_a_cluster_of_one_stalls_only_if_that_is_asked_for() -> None:
     assert not may_stall(two[0], two, stall_all=True).allowed
 
 
-def test_who_is_in_the_way_is_named() -> None:
+def test_the_blocking_member_is_named() -> None:
     peers = cluster("..x")
     assert may_stall(peers[0], peers).reason == (
         "while m1 stalls, 1 of 3 voters would be healthy, and 2 are needed: m3 does not answer at h3:2379"
@@ -207,7 +209,9 @@ def test_who_is_in_the_way_is_named() -> None:
         ("..xxx", 5, False, False),
     ],
 )
-def test_who_may_be_removed(kinds: str, member: int, *, even_if_healthy: bool, allowed: bool) -> None:
+def test_a_member_is_removable_only_if_unhealthy_or_forced_and_quorum_remains(
+    kinds: str, member: int, *, even_if_healthy: bool, allowed: bool
+) -> None:
     peers = cluster(kinds)
     judgement = may_remove(peers[member - 1], peers, even_if_healthy=even_if_healthy)
     assert judgement.allowed is allowed, judgement.reason
@@ -244,7 +248,7 @@ def test_followers_are_defragmented_first_and_the_leader_last(kinds: str, order:
         ),
     ],
 )
-def test_who_was_removed_before_may_be_added(kinds: str, reason: str) -> None:
+def test_a_member_may_be_added_only_if_one_is_missing(kinds: str, reason: str) -> None:
     judgement = may_add("m9", cluster(kinds))
     assert (judgement.allowed, judgement.reason) == (not reason, reason)
 
@@ -254,9 +258,9 @@ def test_who_was_removed_before_may_be_added(kinds: str, reason: str) -> None:
     [
         ({"m1": 10, "m2": 89}, ""),
         ({"m1": 10, "m2": 90}, "databases still take 90 % of the quota or more: m2 90 %"),
-        ({"m1": 10, "m2": None}, "how full the database of m2 is, is not known: no answer"),
+        ({"m1": 10, "m2": None}, "the size of the database of m2 is unknown: no answer"),
     ],
 )
-def test_no_space_is_disarmed_once_there_is_room(used: dict[str, int | None], reason: str) -> None:
+def test_the_no_space_alarm_is_disarmed_once_space_is_free(used: dict[str, int | None], reason: str) -> None:
     judgement = may_disarm_no_space(used, 100)
     assert (judgement.allowed, judgement.reason) == (not reason, reason)

@@ -17,7 +17,7 @@ def test_parse(text: str, version: EtcdVersion) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "etcd", "command not found", "3.5", "Go Version: go1.16.2"])
-def test_what_is_no_version_is_refused(text: str) -> None:
+def test_an_invalid_etcd_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no etcd version"):
         EtcdVersion.parse(text)
 
@@ -62,10 +62,10 @@ def test_the_warning_names_the_bugs(text: str, issues: set[int]) -> None:
 
 
 @pytest.mark.parametrize(("text", "advice"), [("3.4.20", "3.5.28"), ("3.5.1", "3.5.28"), ("3.6.2", "3.6.9")])
-def test_the_warning_says_what_to_update_to(text: str, advice: str) -> None:
+def test_the_warning_recommends_a_version_to_update_to(text: str, advice: str) -> None:
     assert f"update to {advice} or newer" in judge(EtcdVersion.parse(text)).reason
 
 
 @pytest.mark.parametrize(("text", "alone"), [("3.4.20", False), ("3.5.2", True), ("3.5.3", False)])
-def test_members_that_may_diverge_stay_alone(text: str, alone: bool) -> None:
+def test_an_etcd_version_whose_members_may_diverge_is_limited_to_one_member(text: str, alone: bool) -> None:
     assert judge(EtcdVersion.parse(text)).one_member_only is alone

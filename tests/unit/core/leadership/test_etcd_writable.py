@@ -23,7 +23,7 @@ def test_a_full_etcd_counts_at_once_and_a_write_ends_it() -> None:
     assert state.outage(2.0) == ""
 
 
-def test_an_election_is_no_outage_and_what_lasts_longer_is() -> None:
+def test_an_election_is_no_outage_and_a_longer_failure_is() -> None:
     state = Writability(proven_s=0.0)
     state.failed(10.0, "no answer")
     assert state.is_due(10.5)
@@ -36,7 +36,7 @@ def test_an_election_is_no_outage_and_what_lasts_longer_is() -> None:
     assert state.outage(100.0) == ""
 
 
-def test_a_suspicion_is_no_outage() -> None:
+def test_a_suspected_etcd_fault_makes_a_dry_run_due_and_no_outage() -> None:
     state = Writability(proven_s=0.0)
     state.suspect()
     assert state.is_due(0.1)

@@ -49,7 +49,7 @@ def leading(epoch: int) -> LeaderState:
 # -- without a term ---------------------------------------------------------------------------
 
 
-def test_a_vacant_office_is_campaigned_for_with_a_fresh_lease() -> None:
+def test_without_a_leader_a_replica_campaigns_with_a_fresh_lease() -> None:
     store, _ = store_led_by(None)
     me = LeaderState(instance=ME)
     assert step(me, store).act is Act.GRANT
@@ -75,7 +75,7 @@ def test_another_leader_is_waited_for() -> None:
     ],
     ids=["in time", "no lease", "another lease", "an old lease"],
 )
-def test_a_campaign_that_succeeded_late_takes_office_or_is_taken_back(me: LeaderState, act: Act) -> None:
+def test_a_campaign_that_succeeded_late_takes_the_lead_or_deletes_its_key(me: LeaderState, act: Act) -> None:
     store, epoch = store_led_by(ME, lease=5)
     found = step(me, store)
     assert (found.act, found.epoch) == (act, epoch)
@@ -115,7 +115,7 @@ def test_one_keepalive_is_outstanding_at_a_time() -> None:
     assert step(again, store, now_s=2.0, turned_s=2.0).act is Act.RENEW
 
 
-def test_an_answer_moves_the_deadline_to_the_send() -> None:
+def test_a_keepalive_answer_extends_the_deadline_from_its_send_time() -> None:
     store, epoch = store_led_by(ME)
     me = leading(epoch).sending(1.0).answered(9)
     assert me.may_act(6.9)
@@ -124,14 +124,14 @@ def test_an_answer_moves_the_deadline_to_the_send() -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1])
-def test_a_lease_that_is_gone_ends_the_office(ttl_s: int) -> None:
+def test_an_expired_lease_ends_the_leader_term(ttl_s: int) -> None:
     store, epoch = store_led_by(ME)
     me = leading(epoch).sending(1.0).answered(ttl_s)
     assert not me.may_act(1.0)
     assert step(me, store, now_s=1.0, turned_s=1.0).act is Act.STOP
 
 
-def test_the_delete_of_ones_own_key_ends_the_office() -> None:
+def test_the_loss_of_its_own_key_ends_the_leader_term() -> None:
     store, epoch = store_led_by(ME)
     me = leading(epoch)
     store.delete(KEYS.leader)
@@ -143,7 +143,7 @@ def test_the_delete_of_ones_own_key_ends_the_office() -> None:
     assert step(me, store).act is Act.STOP, "another epoch, though the same instance"
 
 
-def test_who_stopped_starts_anew() -> None:
+def test_a_stopped_leader_starts_from_scratch() -> None:
     store, epoch = store_led_by(ME)
     me = leading(epoch).stopped()
     assert (me.lease, me.epoch, me.may_act(0)) == (None, None, False)
@@ -174,7 +174,7 @@ def test_one_of_two_campaigns_wins() -> None:
     assert not_none(store.view().get(KEYS.leader)).lease == 5
 
 
-def test_who_resigns_deletes_the_key_of_its_own_epoch_only() -> None:
+def test_a_resigning_leader_deletes_only_the_key_of_its_own_epoch() -> None:
     store, epoch = store_led_by(ME)
     assert not store.execute(resign_txn(KEYS, epoch + 1)).succeeded
     assert store.execute(resign_txn(KEYS, epoch)).succeeded
@@ -201,7 +201,7 @@ event = st.tuples(
 
 
 @given(st.sampled_from([3.0, 6.0, 9.0]), st.lists(event, max_size=40))
-def test_nobody_acts_after_etcd_let_the_lease_go(
+def test_no_leader_acts_after_etcd_expired_its_lease(
     ttl_s: float, events: list[tuple[float, float, str, bool]]
 ) -> None:
     store, epoch = store_led_by(ME)

@@ -87,14 +87,14 @@ def test_two_refusals_in_a_row_depose(probes: list[Probe], act: Act) -> None:
         (led_by(OLD), True, Memory()),
         (led_by(OLD), False, Memory(peace_until_s=101.0)),
     ],
-    ids=["resigned", "succeeded", "won again", "shook hands", "at peace"],
+    ids=["resigned", "succeeded", "won again", "another handshake", "at peace"],
 )
-def test_what_ends_a_case_meanwhile(view: View, linked: bool, memory: Memory) -> None:
+def test_a_change_during_the_probe_ends_the_deposition(view: View, linked: bool, memory: Memory) -> None:
     verdict = probed(CASE, [R, R], view, KEYS, memory, linked=linked, now_s=100.0)
     assert verdict.act is Act.WAIT_FOR_LEASE
 
 
-def test_only_a_deposed_instance_that_lives_buys_peace() -> None:
+def test_a_handshake_of_a_deposed_leader_suspends_depositions_for_a_minute() -> None:
     memory = Memory().has_deposed(OLD)
     assert memory.met(OTHER, 100.0) is memory
     met = memory.met(OLD, 100.0)
@@ -102,7 +102,7 @@ def test_only_a_deposed_instance_that_lives_buys_peace() -> None:
     assert met.met(OLD, 130.0) is met, "the minute counts from the first handshake"
 
 
-def test_a_leader_key_written_by_hand_deposes_nobody_and_breaks_nothing() -> None:
+def test_an_unreadable_leader_key_deposes_no_leader_and_raises_no_error() -> None:
     view = View()
     spoilt = KeyValue(key=KEYS.leader, value=b"{", create_revision=7, mod_revision=7, version=1)
     view.reset(10, (spoilt,))

@@ -112,11 +112,11 @@ OWN_HINTS = ("give the job another name", "strata jobs delete job")
             {"command": None, "run_id": ""},
             JobFailed,
             ("it broke",),
-            ("which forgets its checkpoints", "step 2500 is there to go on from by strata run --resume"),
+            ("which forgets its checkpoints", "strata run --resume continues from step 2500"),
         ),
     ],
 )
-def test_who_is_refused_is_told_why_and_what_to_do(
+def test_a_refused_newcomer_receives_the_reason_and_a_hint(
     store: Store,
     job: Callable[[Store], int],
     newcomer: dict[str, Any],
@@ -140,15 +140,15 @@ def test_who_is_refused_is_told_why_and_what_to_do(
     ("job", "newcomer", "says", "restores"),
     [
         (unfinished, {"command": LONGER}, f"going on with `{LONGER.text}` by w0, after `{TRAIN.text}`", 20),
-        (unfinished, {"command": LONGER, "anew": True}, "begun anew with", None),
-        (unfinished, {"command": OTHER, "anew": True}, "begun anew with", None),
+        (unfinished, {"command": LONGER, "anew": True}, "started over with", None),
+        (unfinished, {"command": OTHER, "anew": True}, "started over with", None),
         (unfinished, {"command": OTHER, "resume": True}, "going on with", 20),
-        (done, {"command": OTHER, "anew": True}, "begun anew by w0", None),
+        (done, {"command": OTHER, "anew": True}, "started over by w0", None),
         (done, {"command": OTHER, "resume": True}, "resumed by w0", 2500),
         (done, {"command": OTHER, "attempt": 1}, "attempt 1 begun by w0", 2500),
     ],
 )
-def test_who_takes_a_job_up_brings_run_and_command(
+def test_a_member_that_resumes_a_job_sets_its_run_and_command(
     store: Store, job: Callable[[Store], int], newcomer: dict[str, Any], says: str, restores: int | None
 ) -> None:
     epoch = job(store)
@@ -165,21 +165,21 @@ def test_who_takes_a_job_up_brings_run_and_command(
 # -- commands
 
 
-def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same(store: Store) -> None:
+def test_the_first_member_sets_the_command_and_later_members_run_the_same(store: Store) -> None:
     come(store, "w0")
     come(store, "w1", run_id="by hand")
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
     assert store.live.view.names(JOB.workers) == ["w0", "w1"]
 
 
-def test_new_goes_on_with_an_unfinished_job_of_the_same_command(store: Store) -> None:
+def test_new_continues_an_unfinished_job_of_the_same_command(store: Store) -> None:
     epoch = unfinished(store)
     come(store, "w0", anew=True)
     carry_out(store, epoch)
     assert head(store).restore is not None, "a scheduler that requeues `--new` loses nothing"
 
 
-def test_members_that_say_no_command_are_not_compared(store: Store) -> None:
+def test_members_without_a_command_are_not_compared(store: Store) -> None:
     come(store, "w0")
     come(store, "w1", None, run_id="")
     leave(store, "w0")
@@ -218,7 +218,7 @@ def test_a_job_that_was_named_from_its_script_has_one_member(store: Store) -> No
     assert store.live.view.names(JOB.workers) == ["w1", "w2"]
 
 
-def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job(store: Store) -> None:
+def test_one_of_two_concurrent_sole_members_gets_the_job(store: Store) -> None:
     late = Observer(store)
     other = dataclasses.replace(registration("w2"), command=TRAIN, run_id="r2", sole=True)
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
@@ -232,7 +232,7 @@ def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job(store: Store
 # -- runs, and a job that is done
 
 
-def test_who_names_no_run_takes_none_away(store: Store) -> None:
+def test_a_member_without_a_run_id_keeps_the_jobs_run(store: Store) -> None:
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN), "the first one said neither"
@@ -243,7 +243,9 @@ def test_who_names_no_run_takes_none_away(store: Store) -> None:
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
 
 
-def test_a_member_of_the_run_is_late_though_the_first_one_named_none(store: Store, epoch: int) -> None:
+def test_a_late_member_of_a_done_run_is_refused_although_the_first_member_named_no_run(
+    store: Store, epoch: int
+) -> None:
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
     leave(store, "w1")
@@ -255,7 +257,7 @@ def test_a_member_of_the_run_is_late_though_the_first_one_named_none(store: Stor
         come(store, "w2", run_id="r1")
 
 
-def test_a_job_that_goes_on_in_another_run_belongs_to_that_one(store: Store, epoch: int) -> None:
+def test_a_job_continued_by_another_run_belongs_to_that_run(store: Store, epoch: int) -> None:
     come(store, "w0", run_id="r1")
     leave(store, "w0")
     come(store, "w0", run_id="r2")
@@ -309,7 +311,7 @@ def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_t
     [(1, "e"), (2, "ee"), (3, "ee"), (5, "eeeee"), (3, "ele"), (3, "lll")],
     ids=str,
 )
-def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
+def test_a_job_is_retried_up_to_its_limit_for_early_or_late_failures(
     store: Store, epoch: int, limit: int, failures: str
 ) -> None:
     """If the last generation failed early and nothing is saved, the next run starts the job again."""
@@ -326,9 +328,7 @@ def test_so_many_tries_a_job_has_whose_ranks_fail_early_or_later(
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
-    store: Store, saved: bool
-) -> None:
+def test_a_rank_exit_with_78_fails_the_job_until_the_next_run(store: Store, saved: bool) -> None:
     """That run needs no `--resume`: the user has presumably fixed the program."""
     epoch = unfinished(store) if saved else trains(store)
     if saved:
@@ -350,7 +350,7 @@ def test_a_job_whose_rank_ends_with_78_is_not_tried_again_until_the_next_run(
 
 
 @pytest.mark.parametrize("on_all", [False, True])
-def test_a_newcomer_whose_rank_ends_with_78_fails_no_job(store: Store, epoch: int, on_all: bool) -> None:
+def test_a_newcomers_exit_with_78_does_not_fail_the_job(store: Store, epoch: int, on_all: bool) -> None:
     """Nor does it if all ranks exit with 78, since they compare their settings."""
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
@@ -390,7 +390,7 @@ def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(stor
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever(store: Store) -> None:
+def test_a_job_with_a_checkpoint_survives_repeated_early_failures(store: Store) -> None:
     epoch = unfinished(store)
     come(store, "w0", LONGER)
     carry_out(store, epoch)

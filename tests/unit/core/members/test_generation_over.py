@@ -77,7 +77,8 @@ def job() -> Job:
 def test_a_world_grows_once_its_ranks_have_saved(job: Job) -> None:
     assert needs_settling(job.store.live, {})
     assert (
-        go(job) == "generation 1 goes on with 2 members, which are asked to stop: 1 more members have settled"
+        go(job)
+        == "generation 1 goes on with 2 members, which have a stop request: 1 more members have settled"
     )
     notice = not_none(job.store.live.notice(1)).record
     assert (notice.action, notice.reason, notice.grace_ms) == (
@@ -113,7 +114,7 @@ def test_a_world_shrinks_once_its_ranks_have_saved() -> None:
     assert (head(job.store).generation, len(world_of(job.store))) == (2, 2)
 
 
-def test_ranks_that_heed_nothing_are_not_waited_for() -> None:
+def test_ranks_without_graceful_stop_are_not_waited_for() -> None:
     job = Job(2, least=1)
     go(job)
     register(job.store, "w2", min_workers=1, max_workers=3)
@@ -122,7 +123,7 @@ def test_ranks_that_heed_nothing_are_not_waited_for() -> None:
     assert not scaled(job, 1)
 
 
-def test_ranks_that_are_ready_just_before_the_next_world_save_first_after_all() -> None:
+def test_ranks_that_begin_just_before_the_next_world_save_first() -> None:
     job = Job(2, least=1)
     go(job)
     register(job.store, "w2", min_workers=1, max_workers=3)
@@ -135,7 +136,7 @@ def test_ranks_that_are_ready_just_before_the_next_world_save_first_after_all() 
     assert scaled(job, 1)
 
 
-def test_what_an_earlier_generation_met_for_says_nothing_of_this_one(job: Job) -> None:
+def test_a_barrier_of_an_earlier_generation_does_not_count_for_this_one(job: Job) -> None:
     saved(job)
     go(job)
     assert (head(job.store).generation, len(world_of(job.store))) == (2, 3)
@@ -154,7 +155,7 @@ def test_ranks_that_take_too_long_are_waited_for_no_more(job: Job) -> None:
     assert head(job.store).reason == "1 more members have settled; the ranks had not stopped in time"
 
 
-def test_ranks_that_saved_get_another_world_though_the_newcomer_has_gone(job: Job) -> None:
+def test_ranks_that_saved_get_a_new_world_even_if_the_newcomer_left(job: Job) -> None:
     go(job)
     leave(job.store, "w2")
     go(job)
@@ -164,14 +165,14 @@ def test_ranks_that_saved_get_another_world_though_the_newcomer_has_gone(job: Jo
     assert (head(job.store).generation, len(world_of(job.store))) == (2, 2)
 
 
-def test_a_death_meanwhile_ends_the_generation_at_once(job: Job) -> None:
+def test_a_member_death_before_a_resize_ends_the_generation_at_once(job: Job) -> None:
     go(job)
     leave(job.store, "w1")
     go(job)
     assert (head(job.store).generation, head(job.store).reason) == (2, "w1 is gone")
 
 
-def test_a_training_that_ends_meanwhile_is_done(job: Job) -> None:
+def test_a_training_that_finishes_before_a_resize_is_done(job: Job) -> None:
     go(job)
     ends(job.store, 0, 0)
     go(job)
@@ -183,9 +184,7 @@ def test_a_training_that_ends_meanwhile_is_done(job: Job) -> None:
 
 @pytest.mark.parametrize("how", ["a rank is done", "a rank is about to be"])
 @pytest.mark.parametrize("when", ["before it is asked for", "late"])
-def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(
-    job: Job, how: str, when: str
-) -> None:
+def test_a_training_about_to_finish_is_not_restarted_for_a_newcomer(job: Job, how: str, when: str) -> None:
     """The training ends before the agreed step, and one rank is still evaluating."""
     if when == "late":
         go(job)
@@ -203,7 +202,9 @@ def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(
 
 
 @pytest.mark.parametrize("supports_graceful_stop", [True, False])
-def test_a_world_of_fewer_than_the_least_members_follows_no_growth(supports_graceful_stop: bool) -> None:
+def test_a_world_below_the_minimum_does_not_grow_until_enough_members_join(
+    supports_graceful_stop: bool,
+) -> None:
     """The minimum is raised to 4: the two members train on until there are 4, rather than stop for three."""
     job = Job(2, least=1)
     go(job)
@@ -220,7 +221,7 @@ def test_a_world_of_fewer_than_the_least_members_follows_no_growth(supports_grac
     assert len(world_of(job.store)) == (2 if supports_graceful_stop else 4)
 
 
-def test_a_rank_that_leaves_before_another_size_has_failed(job: Job) -> None:
+def test_a_rank_that_exits_early_during_a_resize_counts_as_failed(job: Job) -> None:
     """If this counted as a stop, nothing would end a generation that is about to finish."""
     go(job)
     meet(job, CLOSING_BARRIER)
@@ -230,7 +231,7 @@ def test_a_rank_that_leaves_before_another_size_has_failed(job: Job) -> None:
     assert (head(job.store).generation, "rank 0 of w0 failed" in head(job.store).reason) == (2, True)
 
 
-def test_whether_it_has_failed_is_said_of_the_notice_that_holds(job: Job) -> None:
+def test_a_rank_exit_decided_before_a_newer_notice_fails(job: Job) -> None:
     go(job)
     member = not_none(job.store.live.world()).member_of(0)
     failed = decide_rank_exit(job.store.live, member.worker, member.incarnation, 1, 0, 75)
@@ -251,9 +252,7 @@ def test_ranks_that_saved_wait_for_the_least_number_of_members(job: Job, late: b
 
 
 @pytest.mark.parametrize("when", ["before a step was agreed on", "after it was"])
-def test_a_scale_notice_that_becomes_a_preemption_changes_who_leaves_and_not_the_step(
-    job: Job, when: str
-) -> None:
+def test_a_preemption_that_replaces_a_scale_notice_keeps_its_step(job: Job, when: str) -> None:
     """The preemption includes the newcomer."""
     go(job)
     if when == "after it was":
@@ -276,7 +275,7 @@ def test_a_scale_notice_that_becomes_a_preemption_changes_who_leaves_and_not_the
     assert head(job.store).generation == 2, "nobody of them gets a place"
 
 
-def test_a_drain_meanwhile_names_members_of_this_world_only(job: Job) -> None:
+def test_a_drain_during_a_resize_removes_only_the_named_member(job: Job) -> None:
     go(job)
     request = StopRequest(action=StopAction.DRAIN, reason="its fan", workers=(WorkerId("w1"),))
     job.store.settle(lambda view: decide_stop(view, request))
@@ -285,7 +284,7 @@ def test_a_drain_meanwhile_names_members_of_this_world_only(job: Job) -> None:
     assert world_of(job.store).keys() == {"w0", "w2"}
 
 
-def test_a_head_that_was_planned_before_the_ranks_were_asked_comes_to_nothing() -> None:
+def test_a_head_planned_before_a_scale_notice_is_not_written() -> None:
     """In the old leader's view no rank supports graceful stop; in the next leader's all do, so it writes a notice."""
     job = Job(2, least=1)
     go(job)
@@ -298,7 +297,7 @@ def test_a_head_that_was_planned_before_the_ranks_were_asked_comes_to_nothing() 
     assert not job.store.execute(early).succeeded
 
 
-def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_nothing(job: Job) -> None:
+def test_a_head_planned_before_the_closing_barrier_is_not_written(job: Job) -> None:
     go(job)
     late = plan(job.store, job.epoch, settled=True, asked_s=OVER_S)
     meet(job, CLOSING_BARRIER)
@@ -308,7 +307,7 @@ def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_not
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1)])
-def test_a_head_that_was_planned_before_a_rank_was_done_comes_to_nothing(ranks: tuple[int, ...]) -> None:
+def test_a_head_planned_before_a_rank_finished_is_not_written(ranks: tuple[int, ...]) -> None:
     """The ranks do not support graceful stop: such a head would train again after all ranks are done."""
     job = Job(2, least=1)
     go(job)
@@ -337,7 +336,7 @@ def test_a_head_that_was_planned_before_a_rank_was_done_comes_to_nothing(ranks: 
     ],
 )
 @pytest.mark.parametrize("action", [PREEMPT, DRAIN, PAUSE])
-def test_a_generation_ends_when_its_common_step_is_saved_or_is_not_to_be(
+def test_a_generation_ends_once_its_common_step_is_saved_or_will_not_be(
     action: StopAction, verdict: Verdict, state: CheckpointState | None, why: str
 ) -> None:
     job = StopJob()
@@ -356,7 +355,7 @@ def test_a_generation_ends_when_its_common_step_is_saved_or_is_not_to_be(
         assert (job.store.live.phase() is Phase.PAUSED) == (action is PAUSE)
 
 
-def test_an_earlier_save_that_is_under_way_is_waited_for_though_the_common_step_is_not_saved() -> None:
+def test_an_open_earlier_save_is_awaited_although_the_common_step_is_not_saved() -> None:
     job = StopJob()
     job.stop(PREEMPT)
     checkpoint(job.store, STEP - 5, generation=1, state=CheckpointState.OPEN)
@@ -390,7 +389,7 @@ def test_a_step_that_is_never_saved_is_not_waited_for_without_end(job: Job) -> N
 
 
 @pytest.mark.parametrize("action", [PREEMPT, PAUSE])
-def test_ranks_that_have_not_begun_agree_on_nothing(action: StopAction) -> None:
+def test_a_stop_before_the_ranks_begin_does_not_wait_for_a_common_step(action: StopAction) -> None:
     job = StopJob()
     job.leaves("w2")
     job.go(settled=True)
@@ -417,7 +416,7 @@ def test_only_an_outcome_that_all_confirmed_decides(past: tuple[int, ...]) -> No
     assert (decision is None) == bool(past)
 
 
-def test_nobody_asks_ranks_to_scale_but_the_leader() -> None:
+def test_only_the_leader_may_issue_a_scale_notice() -> None:
     with pytest.raises(InvalidArgument, match="ScaleJob"):
         StopJob().stop(StopAction.SCALE)
 
@@ -470,7 +469,7 @@ def test_a_newcomer_that_crashes_again_and_again_is_taken_in_with_growing_delays
     assert job.store.live.phase() is Phase.RUNNING
 
 
-def test_a_newcomer_that_trains_is_a_member_like_others() -> None:
+def test_a_newcomer_that_has_trained_becomes_a_regular_member() -> None:
     job = StopJob(3, most=4)
     job.join("w3")
     job.go(settled=True)
@@ -485,7 +484,7 @@ def test_a_newcomer_that_trains_is_a_member_like_others() -> None:
     assert not job.head.newcomers
 
 
-def test_who_is_needed_has_a_place_though_it_crashed() -> None:
+def test_a_crashed_member_gets_a_place_if_it_is_needed() -> None:
     job = crashing()
     job.leaves("w0", "w1")
     job.go(settled=True)

@@ -65,7 +65,7 @@ def test_the_first_member_of_the_job_and_of_an_attempt_bring_its_limits(store: S
     assert found == [(3, False), (3, True), (5, False), (5, True)]
 
 
-def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is(store: Store) -> None:
+def test_a_new_job_beyond_the_limit_is_refused_and_existing_jobs_take_members(store: Store) -> None:
     for name in ("a", "b"):
         store.put(KEYS.job(name).spec, JobSpec())
 
@@ -112,7 +112,7 @@ def test_two_first_members_create_one_job(store: Store) -> None:
         {"spec": JobSpec(max_no_progress_generations=0)},
     ],
 )
-def test_a_malformed_registration_is_refused_whatever_the_state(changes: dict[str, object]) -> None:
+def test_a_malformed_registration_is_refused(changes: dict[str, object]) -> None:
     wrong = dataclasses.replace(registration("w1"), **changes)  # type: ignore[arg-type]  # a table
     with pytest.raises(InvalidArgument):
         enter(Store(), wrong)
@@ -152,7 +152,7 @@ BY_HAND = JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=1)
         (BY_HAND, "by hand"),
     ],
 )
-def test_a_newer_attempt_takes_a_job_up_and_is_remembered_in_a_pause(
+def test_a_newer_attempt_restarts_an_ended_job_and_is_recorded_during_a_pause(
     store: Store, before: JobPhase, after: str
 ) -> None:
     enter(store, registration("w1", attempt=1))
@@ -168,7 +168,7 @@ def test_a_newer_attempt_takes_a_job_up_and_is_remembered_in_a_pause(
 
 @pytest.mark.parametrize("ended", [Phase.DONE, Phase.FAILED])
 @pytest.mark.parametrize(("attempt", "incarnation"), [(0, 0), (1, 0), (2, 7)])
-def test_a_job_that_ended_is_closed_to_its_attempt_and_to_those_that_come_back(
+def test_an_ended_job_refuses_its_own_attempt_and_returning_members(
     store: Store, ended: Phase, attempt: int, incarnation: int
 ) -> None:
     store.put(JOB.phase, JobPhase(phase=ended, reason="over", attempt=1))
@@ -176,7 +176,7 @@ def test_a_job_that_ended_is_closed_to_its_attempt_and_to_those_that_come_back(
         enter(store, registration("w2", attempt=attempt, incarnation=incarnation))
 
 
-def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finished(store: Store) -> None:
+def test_an_attempt_begun_during_a_pause_cannot_restart_the_job_it_finished(store: Store) -> None:
     """w2 starts attempt 2 in the pause. If the job did not record it, its late member w3 would restart the done job."""
     enter(store, registration("w1", attempt=1))
     store.put(JOB.phase, BY_HAND)
@@ -244,7 +244,7 @@ def test_a_replaced_process_never_takes_its_place_back(store: Store) -> None:
             enter(store, back, failed=failed)
 
 
-def test_a_key_that_is_gone_and_not_replaced_is_registered_anew(store: Store) -> None:
+def test_a_deleted_key_without_a_successor_is_registered_again(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
     store.delete(JOB.worker("w1"))
@@ -252,7 +252,7 @@ def test_a_key_that_is_gone_and_not_replaced_is_registered_anew(store: Store) ->
     assert incarnation(store) > born
 
 
-def test_leaving_deletes_ones_own_incarnation_only(store: Store) -> None:
+def test_a_leave_deletes_only_the_members_own_incarnation(store: Store) -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
     for leaver, here in ((born + 1, True), (born, False), (born, False)):
@@ -260,7 +260,7 @@ def test_leaving_deletes_ones_own_incarnation_only(store: Store) -> None:
         assert (store.job().worker("w1") is not None) is here
 
 
-def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> None:
+def test_a_removal_spares_a_member_that_reconnected_elsewhere(store: Store) -> None:
     enter(store, registration("w1"))
     held = not_none(store.job().worker("w1"))
 
@@ -283,7 +283,7 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere(store: Store) -> 
     assert store.job().worker("w1") is None
 
 
-def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one(store: Store) -> None:
+def test_a_leaving_member_takes_over_its_key_and_creates_no_new_one(store: Store) -> None:
     new = registration("w1")
     enter(store, new)
     taken = store.settle(lambda job: decide_register(job, new, served_by=R2, leaving=True))

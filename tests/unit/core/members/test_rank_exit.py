@@ -75,7 +75,7 @@ def test_done_and_failed_exclude_each_other_at_the_store(trained: Trained, codes
     assert not trained.store.execute(second).succeeded
 
 
-def test_an_ended_generation_takes_no_reports_but_confirms_what_it_has(trained: Trained) -> None:
+def test_an_ended_generation_refuses_new_exit_reports_and_confirms_recorded_ones(trained: Trained) -> None:
     trained.ends("w1", 0, 1)
     assert "generation 2" in carry_out(trained.store, trained.epoch)
     assert "recorded" in trained.ends("w1", 0, 1).reason
@@ -91,7 +91,7 @@ def test_a_report_races_the_next_generation(trained: Trained) -> None:
     assert not trained.store.execute(not_none(late.txn)).succeeded
 
 
-def test_a_member_that_is_gone_has_said_it_already(trained: Trained) -> None:
+def test_an_exit_report_of_a_departed_member_writes_nothing(trained: Trained) -> None:
     leave(trained.store, "w1")
     before = trained.store.revision
     assert "not registered" in trained.ends("w1", 0, 1).reason
@@ -114,7 +114,7 @@ def test_a_member_speaks_for_its_own_ranks_only(trained: Trained) -> None:
             trained.ends(worker, rank, 1)
 
 
-def test_a_generation_that_is_not_there_yet_is_refused(trained: Trained) -> None:
+def test_an_exit_report_for_a_future_generation_is_refused(trained: Trained) -> None:
     with pytest.raises(Refused, match="no generation 2"):
         trained.ends("w1", 0, 1, generation=2)
     empty = Store()

@@ -41,31 +41,31 @@ def test_a_process_that_is_stopped_for_detect_s_is_frozen() -> None:
     assert FIVE.frozen == "frozen: a signal has stopped its process for 5 s"
 
 
-def test_a_process_that_goes_on_after_4_s_is_alive_and_the_count_begins_anew() -> None:
+def test_a_process_that_resumes_after_4_s_is_alive_and_restarts_the_count() -> None:
     seen = verdicts(*stopped(0.0, 4.75), (5.0, "S"), *stopped(5.25, 10.0), (10.25, "T"))
     assert set(seen[:-1]) == {Verdict.ALIVE}
     assert seen[-1] is Verdict.FROZEN
 
 
 @pytest.mark.parametrize("state", ["t", "D", "S", "R", "Z", ""])
-def test_no_other_state_is_a_freeze(state: str) -> None:
+def test_only_the_stopped_state_counts_as_frozen(state: str) -> None:
     assert set(verdicts(*stopped(0.0, 60.0, state))) == {Verdict.ALIVE}
     assert set(verdicts(*stopped(0.0, 4.75), (5.0, state), *stopped(5.25, 10.0))) == {Verdict.ALIVE}
 
 
-def test_an_agent_that_did_not_run_for_6_s_begins_the_count_anew() -> None:
+def test_an_agent_that_did_not_run_for_6_s_restarts_the_count() -> None:
     assert set(verdicts(*stopped(0.0, 4.0), *stopped(10.0, 14.75))) == {Verdict.ALIVE}
     assert verdicts(*stopped(0.0, 4.0), *stopped(10.0, 15.0))[-1] is Verdict.FROZEN
 
 
-def test_a_process_that_ran_between_two_samples_begins_the_count_anew() -> None:
+def test_a_process_that_ran_between_two_samples_restarts_the_count() -> None:
     count = StopCount(FIVE)
     seen = [count.sample(now_s, state, switches=int(now_s >= 3.0)) for now_s, state in stopped(0.0, 7.75)]
     assert set(seen) == {Verdict.ALIVE}
     assert count.sample(8.0, "T", switches=1) is Verdict.FROZEN
 
 
-def test_an_agent_that_is_starved_all_the_time_kills_nobody() -> None:
+def test_a_starved_agent_kills_no_process() -> None:
     assert set(verdicts(*((i * 1.25, "T") for i in range(100)))) == {Verdict.ALIVE}
 
 

@@ -33,7 +33,7 @@ def come(job: Job, *names: str, cannot_restart: bool = True) -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("newcomer_cannot", [False, True])
-def test_a_world_that_holds_one_does_not_grow(begun: bool, newcomer_cannot: bool) -> None:
+def test_a_world_with_a_member_that_cannot_restart_does_not_grow(begun: bool, newcomer_cannot: bool) -> None:
     job = standalone("a", "b", begun=begun)
     come(job, "c", cannot_restart=newcomer_cannot)
     job.go(settled=True)
@@ -41,7 +41,7 @@ def test_a_world_that_holds_one_does_not_grow(begun: bool, newcomer_cannot: bool
     assert not needs_settling(job.store.live, {})
 
 
-def test_a_world_of_them_is_not_shrunk() -> None:
+def test_a_world_of_members_that_cannot_restart_is_not_shrunk() -> None:
     job = standalone("a", "b")
     job.store.settle(lambda seen: decide_scale(seen, max_workers=1))
     assert "goes on with 2 members, not 1: too few of them could restart" in job.go(settled=True)
@@ -53,7 +53,7 @@ def test_a_world_of_them_is_not_shrunk() -> None:
     assert len(world_of(job.store)) == 1
 
 
-def test_a_world_of_others_grows_by_one_that_cannot_restart() -> None:
+def test_a_world_of_restartable_members_grows_by_a_member_that_cannot_restart() -> None:
     job = Job(0, least=1, most=3)
     job.join("w0")
     job.go(settled=True)
@@ -63,7 +63,7 @@ def test_a_world_of_others_grows_by_one_that_cannot_restart() -> None:
     assert "z" in world_of(job.store)
 
 
-def test_after_a_death_the_world_is_made_of_those_who_stood_by() -> None:
+def test_after_a_death_the_world_is_made_of_the_standbys() -> None:
     job = standalone("a", "b", most=2)
     come(job, "c")
     job.go(settled=True)
@@ -78,7 +78,7 @@ def test_after_a_death_the_world_is_made_of_those_who_stood_by() -> None:
     assert job.store.problems() == []
 
 
-def test_one_that_has_not_left_yet_gets_no_place_though_the_next_world_lacks_it() -> None:
+def test_a_spent_member_gets_no_slot_in_the_next_world_until_it_is_restarted() -> None:
     job = standalone("a", "b", least=2, most=2)
     come(job, "c")
     leave(job.store, "a")
@@ -94,7 +94,7 @@ def test_one_that_has_not_left_yet_gets_no_place_though_the_next_world_lacks_it(
     assert job.store.problems() == []
 
 
-def test_one_that_had_not_begun_after_all_gets_a_place_in_the_end() -> None:
+def test_a_spent_member_that_had_not_begun_gets_a_place_after_a_timeout() -> None:
     """The member missed the outcome of `strata.begin`, so it waits for a place in a newer world."""
     job = standalone("a", "b", least=1, most=2)
     leave(job.store, "a")
@@ -107,7 +107,7 @@ def test_one_that_had_not_begun_after_all_gets_a_place_in_the_end() -> None:
     assert job.store.problems() == []
 
 
-def test_before_they_have_begun_they_go_on_in_the_next_world() -> None:
+def test_members_that_have_not_begun_continue_in_the_next_world() -> None:
     job = standalone("a", "b", begun=False)
     leave(job.store, "a")
     job.go()
@@ -125,7 +125,7 @@ def test_members_that_restart_are_not_spent() -> None:
     assert job.head.spent == ()
 
 
-def test_a_job_of_them_goes_back_once_they_were_started_again() -> None:
+def test_a_rewind_waits_until_members_that_cannot_restart_were_started_again() -> None:
     job = KeptJob(20, 40)
     leave(job.store, "a")
     job.plan()

@@ -58,7 +58,7 @@ def gone(
         (["0:db,json", "-1:db,json"], 1, ["default--1.json", "default--1.db"]),
     ],
 )
-def test_what_goes(there: list[str], keep: int, expected: list[str]) -> None:
+def test_backup_rotation_removes_the_expected_files(there: list[str], keep: int, expected: list[str]) -> None:
     assert gone(files(*there), keep=keep) == expected
 
 
@@ -67,7 +67,7 @@ def test_files_of_other_clusters_stay() -> None:
     assert gone(there, keep=1) == []
 
 
-def test_backups_of_another_lineage_stay_and_take_no_place() -> None:
+def test_backups_of_another_lineage_stay_and_do_not_count_toward_keep() -> None:
     there = files("0:db,json", "1:db,json", "2:db,json", "3:db,json", "30:db")
     assert gone(there, keep=2, related={"default-2", "default-3"}) == [
         "default-3.json",
@@ -76,5 +76,5 @@ def test_backups_of_another_lineage_stay_and_take_no_place() -> None:
     ]
 
 
-def test_complete_ones_are_listed_newest_first() -> None:
+def test_complete_backups_are_listed_newest_first() -> None:
     assert complete_stems(files("3:db,json", "1:json,db", "2:db", "4:json")) == ["default-1", "default-3"]

@@ -60,7 +60,7 @@ def test_a_healthy_member_is_chosen(candidates: list[Candidate], chosen: str, sa
         ),
     ],
 )
-def test_without_a_healthy_member_each_is_named_with_its_fault(
+def test_without_a_healthy_member_each_etcd_members_fault_is_reported(
     candidates: list[Candidate], said: str
 ) -> None:
     choice = choose_member(candidates)

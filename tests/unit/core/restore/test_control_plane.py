@@ -61,7 +61,7 @@ def test_a_commit_after_the_backup_is_adopted_and_is_the_latest() -> None:
     goes_on(store, 3, 40)
 
 
-def test_without_a_backup_all_that_storage_proves_is_there() -> None:
+def test_without_a_backup_the_restore_adopts_every_committed_checkpoint_in_storage() -> None:
     job = LostJob(20, 40)
     job.next_world_of_one()
     job.save(60)
@@ -75,7 +75,7 @@ def test_without_a_backup_all_that_storage_proves_is_there() -> None:
     assert not_none(store.live.spec()).record == JobSpec(min_workers=1, max_workers=1)
 
 
-def test_an_open_save_ends_by_what_its_marker_says() -> None:
+def test_an_open_save_is_committed_if_marked_and_aborted_otherwise() -> None:
     job = LostJob(20)
     job.begin(step=40, attempt="x40")
     job.begin(step=60, attempt="x60")
@@ -91,7 +91,7 @@ def test_an_open_save_ends_by_what_its_marker_says() -> None:
     goes_on(store, 3, 40)
 
 
-def test_an_attempt_that_took_the_slot_of_an_open_one_is_taken_and_the_other_s_bytes_are_discarded() -> None:
+def test_a_committed_attempt_replaces_the_backups_open_attempt_in_its_slot() -> None:
     job = LostJob(20)
     job.begin(step=40, attempt="x40")
     base = job.base()
@@ -123,7 +123,7 @@ def test_a_save_that_an_earlier_restore_gave_up_is_adopted_once_its_root_is_name
 # -- checkpoints lost from storage
 
 
-def test_what_retention_removed_after_the_backup_is_gone_with_all_that_lay_around_it() -> None:
+def test_a_checkpoint_removed_after_the_backup_loses_its_record_and_its_keys() -> None:
     job = LostJob(20, 40)
     base = job.base()
     job.save(60)
@@ -136,7 +136,7 @@ def test_what_retention_removed_after_the_backup_is_gone_with_all_that_lay_aroun
 
 
 @pytest.mark.parametrize("how", ["pin", "tag"])
-def test_a_pinned_or_tagged_one_without_bytes_stays_and_is_corrupt(how: str) -> None:
+def test_a_pinned_or_tagged_checkpoint_without_bytes_stays_as_corrupt(how: str) -> None:
     job = LostJob(20, 40)
     job.pin(20) if how == "pin" else job.tag("paper", 20)
     lost = job.found()
@@ -159,7 +159,7 @@ def test_a_job_that_lost_every_checkpoint_does_not_begin_from_nothing() -> None:
     assert store.live.phase() is Phase.FAILED
 
 
-def test_a_damaged_one_is_corrupt_and_the_one_before_is_the_latest() -> None:
+def test_a_damaged_checkpoint_is_corrupt_and_its_predecessor_is_the_latest() -> None:
     job = LostJob(20, 40)
     found = job.found()
     path = job.record(40).path
@@ -170,7 +170,7 @@ def test_a_damaged_one_is_corrupt_and_the_one_before_is_the_latest() -> None:
     goes_on(store, 3, 20)
 
 
-def test_one_that_was_not_read_stays_as_it_was_and_is_named() -> None:
+def test_an_unread_checkpoint_stays_as_recorded_with_a_warning() -> None:
     job = LostJob(20, 40)
     found = job.found()
     path = job.record(40).path
@@ -178,7 +178,7 @@ def test_one_that_was_not_read_stays_as_it_was_and_is_named() -> None:
     result, store = restored(job.base(), found)
     assert states(store) == {20: "committed", 40: "committed"}
     assert only_job(result).changes.warnings == [
-        "step 40 of generation 1 on primary is taken as it was: permission denied"
+        "step 40 of generation 1 on primary is kept as recorded: permission denied"
     ]
 
 
@@ -191,11 +191,11 @@ def test_a_job_whose_folder_was_not_listed_stays_as_it_was_and_is_named_once(why
     assert states(store) == {20: "committed", 40: "committed"}
     assert only_job(result).changes.gone == []
     assert only_job(result).changes.warnings == [
-        f"{ROOT}/job is not read, so its checkpoints are taken as they were: {why or NO_FOLDER}"
+        f"{ROOT}/job is not read, so its checkpoints are kept as recorded: {why or NO_FOLDER}"
     ]
 
 
-def test_a_copy_that_is_not_there_is_removed_and_the_other_one_counts() -> None:
+def test_a_missing_copy_is_marked_removed_and_the_other_copy_stays() -> None:
     job = LostJob(20)
     job.save_and_copy(40)
     found = job.found(ROOT, S3)
@@ -209,7 +209,7 @@ def test_a_copy_that_is_not_there_is_removed_and_the_other_one_counts() -> None:
     assert only_job(result).changes.fewer_copies == [(40, 1)]
 
 
-def test_a_copy_that_was_finished_after_the_backup_is_taken_in_under_the_name_of_its_root() -> None:
+def test_a_copy_finished_after_the_backup_is_adopted_under_its_tier_name() -> None:
     job = LostJob(20)
     job.copy(20)
     job.save(40)
@@ -226,7 +226,7 @@ def test_roots_that_were_not_searched_are_named_and_their_copies_stay() -> None:
     assert only_job(result).changes.not_searched == {ROOT}
 
 
-def test_a_committed_one_whose_marker_was_not_written_yet_is_there() -> None:
+def test_a_commit_in_the_backup_is_kept_even_without_its_marker() -> None:
     job = LostJob(20, 40)
     found = job.found()
     unmarked = dataclasses.replace(found.checkpoints[1], marked=False)
@@ -236,7 +236,7 @@ def test_a_committed_one_whose_marker_was_not_written_yet_is_there() -> None:
     assert states(store) == {20: "committed"}
 
 
-def test_a_tombstone_stays_one_though_its_bytes_are_still_there() -> None:
+def test_a_tombstone_stays_deleting_although_its_bytes_still_exist() -> None:
     job = LostJob(20, 40)
     job.delete(20)
     _result, store = restored(job.base(), job.found())
@@ -267,7 +267,7 @@ def test_an_adopted_incremental_keeps_all_that_it_uses() -> None:
         assert (user.base_step, user.base_attempt) == (40, "x40")
 
 
-def test_an_incremental_without_the_record_of_its_base_is_there() -> None:
+def test_an_incremental_is_adopted_without_the_record_of_its_base() -> None:
     job = LostJob(20)
     job.incremental(40, 20)
     found = job.found()
@@ -276,7 +276,7 @@ def test_an_incremental_without_the_record_of_its_base_is_there() -> None:
     goes_on(store, 3, 40)
 
 
-def test_a_base_without_a_marker_of_its_own_stays_while_it_is_used() -> None:
+def test_a_base_without_a_commit_marker_stays_as_corrupt_while_it_is_used() -> None:
     job = LostJob(20)
     job.incremental(40, 20)
     found = job.found()
@@ -299,7 +299,7 @@ def test_a_lost_incremental_takes_back_its_references() -> None:
 # -- the newer of two histories
 
 
-def test_a_world_that_went_back_after_the_backup_supersedes_what_it_left() -> None:
+def test_a_rewind_after_the_backup_supersedes_later_checkpoints() -> None:
     job = LostJob(20, 40)
     base = job.base()
     job.store.settle(lambda view: decide_rewind(view, generation=1, step=20))
@@ -313,7 +313,7 @@ def test_a_world_that_went_back_after_the_backup_supersedes_what_it_left() -> No
         goes_on(store, 4, 30)
 
 
-def test_a_job_that_was_begun_anew_after_the_backup_does_not_count_what_it_gave_up() -> None:
+def test_a_job_restarted_from_scratch_after_the_backup_ignores_older_checkpoints() -> None:
     job = LostJob(20, 40)
     base = job.base()
     job.store.put(JOB.anew, Anew(generation=1))
@@ -327,7 +327,7 @@ def test_a_job_that_was_begun_anew_after_the_backup_does_not_count_what_it_gave_
         assert all(superseded(store.job(), records(store)[step]) for step in (20, 40))
 
 
-def test_what_a_world_took_over_stays_its_own() -> None:
+def test_a_checkpoint_taken_over_by_a_world_stays_its_latest() -> None:
     job = LostJob(20)
     job.next_world_of_one()
     result, store = restored(job.base(), job.found())
@@ -346,7 +346,7 @@ def test_a_part_of_a_state_is_adopted_and_never_the_latest() -> None:
     assert not_none(only_job(result).latest).step == 20
 
 
-def test_a_generation_that_left_nothing_but_a_folder_is_not_taken_again() -> None:
+def test_a_generation_that_left_only_a_folder_is_not_reused() -> None:
     job = LostJob(20)
     result, _store = restored(job.base(), at(job.found(), generations={"job": 7}))
     assert only_job(result).generation == 8
@@ -355,7 +355,7 @@ def test_a_generation_that_left_nothing_but_a_folder_is_not_taken_again() -> Non
 # -- a job's other keys
 
 
-def test_what_belongs_to_processes_goes_and_the_rest_stays() -> None:
+def test_keys_of_processes_are_dropped_and_all_others_stay() -> None:
     job = LostJob(20, 40)
     job.tag("paper", 20)
     job.pin(40)
@@ -397,7 +397,7 @@ def test_a_finished_job_stays_finished() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.PAUSED])
-def test_a_job_that_went_on_after_the_backup_runs(phase: Phase) -> None:
+def test_a_job_with_checkpoints_after_the_backup_runs_again(phase: Phase) -> None:
     """The backup's phase is outdated: it would end a training that continued."""
     job = LostJob(20)
     job.store.put(JOB.phase, JobPhase(phase=phase, reason="all ranks are done", epoch=job.epoch, attempt=3))
@@ -447,7 +447,7 @@ def test_a_value_that_cannot_be_read_is_left_out_and_named() -> None:
     assert only_job(result).generation == 2
 
 
-def test_metadata_that_fits_in_no_record_is_left_out() -> None:
+def test_checkpoint_metadata_too_large_for_a_record_is_left_out() -> None:
     job = LostJob(20)
     large = dataclasses.replace(job.found().checkpoints[0], metadata={"m": "x" * 70_000})
     result, store = restored({}, at(job.found(), checkpoints=(large,)))
@@ -455,7 +455,7 @@ def test_metadata_that_fits_in_no_record_is_left_out() -> None:
     assert "loses its metadata" in only_job(result).changes.warnings[0]
 
 
-def test_two_marked_attempts_of_one_slot_are_told_and_the_newer_one_is_taken() -> None:
+def test_of_two_marked_attempts_the_recorded_or_else_the_newer_one_is_taken() -> None:
     job = LostJob(20)
     one = job.found().checkpoints[0]
     other = dataclasses.replace(one, attempt=AttemptId("y20"), created_unix_ms=9)
@@ -466,7 +466,7 @@ def test_two_marked_attempts_of_one_slot_are_told_and_the_newer_one_is_taken() -
     assert records(store)[20].attempt == "x20"
 
 
-def test_a_late_member_of_the_past_is_refused_and_a_new_one_begins() -> None:
+def test_a_restored_generation_is_newer_than_that_of_a_late_member() -> None:
     job = LostJob(20)
     author = job.author(0)
     _result, store = restored(job.base(), job.found())

@@ -25,7 +25,7 @@ def test_a_lineage_outlives_every_restore() -> None:
     assert not is_restored(first, "0b6f7.1764300000.77aa")
 
 
-def test_a_successor_follows_the_cluster_whose_place_it_takes_too() -> None:
+def test_a_successor_uid_also_follows_the_cluster_it_replaces() -> None:
     """t1: a restore from a backup. t2: another restore from it, in the same second or by a clock that lags."""
     first = successor("0b6f", 50, "11")
     again = successor("0b6f", 49, "22", replaced=(first,))
@@ -44,7 +44,7 @@ def test_a_successor_follows_the_cluster_whose_place_it_takes_too() -> None:
         ("0b6f.x.77aa", "0b6f"),
     ],
 )
-def test_nobody_goes_back_within_a_lineage(before: str, now: str) -> None:
+def test_an_older_uid_of_a_lineage_is_not_its_restored_cluster(before: str, now: str) -> None:
     assert not is_restored(before, now)
 
 
@@ -72,14 +72,14 @@ SERVED = {"uid": "0b6f.4.11", "revision": 100}
         "wiped",
     ],
 )
-def test_what_a_replica_makes_of_the_etcd_that_it_finds(
+def test_a_replica_detects_whether_etcd_still_holds_its_cluster(
     found: ClusterUid | None, at_revision: int, why: str
 ) -> None:
     reason = replacement(found=found, at_revision=at_revision, **SERVED)  # type: ignore[arg-type]  # by name
     assert (why in reason) if why else (reason == "")
 
 
-def test_nobody_serves_while_the_control_plane_is_restored() -> None:
+def test_no_replica_serves_during_a_control_plane_restore() -> None:
     at_work = str(Restoring(who="ada@ops", since_unix_ms=1, source="strata-default.db"))
     reason = replacement(
         uid="0b6f", revision=1, found=ClusterUid(uid="0b6f.5.77"), at_revision=5, restoring=at_work
@@ -87,7 +87,7 @@ def test_nobody_serves_while_the_control_plane_is_restored() -> None:
     assert reason == "the control plane is being restored: ada@ops began, from strata-default.db"
 
 
-def test_a_uid_of_an_older_version_replaced_nobody() -> None:
+def test_a_uid_record_of_an_older_version_replaces_no_cluster() -> None:
     assert decode(ClusterUid, b'{"v":1,"uid":"0b6f"}') == ClusterUid(uid="0b6f")
     both = ClusterUid(uid="a", replaced=("b",))
     assert decode(ClusterUid, encode(both)) == both

@@ -17,7 +17,7 @@ from tests.unit.core.rig import JOB
 
 LOCAL = "file:///local"
 SHARED = "s3://s3"
-WARNING = f"{LOCAL} is each host's own: what is not found in it here is taken as it was"
+WARNING = f"{LOCAL} is local to each host: copies not found here stay as recorded"
 
 
 def host_only(job: LostJob, *steps: int) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ def local_of(base: dict[str, bytes], step: int) -> CheckpointRecord:
 
 
 @pytest.mark.parametrize("how", ["absent", "damaged", "unread", "not listed"])
-def test_only_what_is_proven_here_counts_of_a_host_s_own_disk(how: str) -> None:
+def test_a_search_of_one_host_never_drops_copies_on_other_hosts_disks(how: str) -> None:
     job = LostJob(20, 40)
     base = host_only(job, 20, 40)
     path = local_of(base, 40).tiers["local"].path
@@ -71,7 +71,7 @@ def test_a_checkpoint_on_hosts_own_disks_alone_is_not_forgotten() -> None:
     assert only_job(result).changes.gone == []
 
 
-def test_an_open_slot_on_a_host_s_own_disk_is_not_taken_for_empty() -> None:
+def test_an_attempt_found_elsewhere_does_not_take_a_host_local_slot() -> None:
     """The committed attempt may be whole on its host, so another marked attempt does not take its slot."""
     job = LostJob(20)
     record = job.record(20)
@@ -103,7 +103,7 @@ def test_generations_of_a_root_that_was_not_searched_are_stepped_over() -> None:
     assert only_job(restored(host_only(job, 20), whole)[0]).generation == 1 + UNSEARCHED_GENERATIONS
 
 
-def test_a_job_without_a_record_may_have_saved_since_where_nobody_looked() -> None:
+def test_a_job_without_a_record_skips_generations_if_no_root_was_searched() -> None:
     base = LostJob().base()
     assert only_job(restored(base, Found())[0]).generation == 1 + UNSEARCHED_GENERATIONS
     found = Found(roots=(ROOT,), listed=listed(ROOT), generations={"job": 0})
@@ -113,7 +113,7 @@ def test_a_job_without_a_record_may_have_saved_since_where_nobody_looked() -> No
 # -- checkpoints after retention
 
 
-def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
+def test_a_generation_whose_first_checkpoint_was_removed_is_named() -> None:
     """That world's restore point was in the marker that retention removed."""
     job = LostJob(20, 40)
     base = job.base()
@@ -127,8 +127,8 @@ def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
         result, store = restored(known, job.found())
         (warning,) = only_job(result).changes.warnings
         assert warning == (
-            "generation 2 began from a checkpoint that is not known: of its own, step 50 is the first that is left;"
-            " what it gave up counts again"
+            "generation 2 began from an unknown checkpoint; its first checkpoint that is left is step 50,"
+            " and the checkpoints that it gave up count again"
         )
         assert store.live.restored(2) is None
     alone = tuple(each for each in job.found().checkpoints if each.generation == 2)
@@ -139,7 +139,7 @@ def test_a_generation_whose_first_checkpoint_is_gone_is_named() -> None:
 # -- the host of an adopted copy
 
 
-def test_an_adopted_copy_is_the_host_s_own_if_the_records_of_its_root_say_so() -> None:
+def test_an_adopted_copy_is_local_if_other_records_of_its_root_are() -> None:
     job = LostJob(20)
     base = host_only(job, 20)
     job.save(40)
@@ -154,7 +154,7 @@ def test_an_adopted_copy_is_the_host_s_own_if_the_records_of_its_root_say_so() -
 
 
 @pytest.mark.parametrize(("root", "shared"), [(LOCAL, False), (SHARED, True)])
-def test_a_folder_that_no_record_names_is_one_host_s_own(root: str, shared: bool) -> None:
+def test_copies_in_a_local_folder_without_a_record_count_as_host_local(root: str, shared: bool) -> None:
     job = LostJob(20)
     found = at(job.found(), roots=(ROOT, root), listed=listed(ROOT, root))
     found = at(found, checkpoints=(*found.checkpoints, found_of(job.record(20), root)))
@@ -164,13 +164,11 @@ def test_a_folder_that_no_record_names_is_one_host_s_own(root: str, shared: bool
     assert only_job(result).changes.warnings == (
         []
         if shared
-        else [
-            f"{root} is named by no record: its copies are taken for one host's own, and are not restored from"
-        ]
+        else [f"no record names {root}: its copies count as local to one host, and no restore reads them"]
     )
 
 
-def test_a_job_that_no_record_is_of_has_its_roots_shared() -> None:
+def test_the_roots_of_a_job_without_records_count_as_shared() -> None:
     """No record names their host, and no rank would restore a copy that belongs to an unknown host."""
     job = LostJob(20)
     _result, store = restored({}, job.found())

@@ -155,7 +155,7 @@ def check(job: RandomJob, base: dict[str, bytes], found: Found) -> None:
 
 
 @pytest.mark.parametrize("seed", range(250))
-def test_what_storage_proves_is_there_whatever_the_backup_says(seed: int) -> None:
+def test_every_checkpoint_proven_by_storage_is_restored_from_any_backup(seed: int) -> None:
     job = RandomJob(seed)
     found = job.found(*ROOTS)
     check(job, job.backup, found)
@@ -164,7 +164,7 @@ def test_what_storage_proves_is_there_whatever_the_backup_says(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_whatever_was_lost_of_the_storage_the_keys_are_sound(seed: int) -> None:
+def test_the_restored_keys_are_sound_after_any_loss_of_storage(seed: int) -> None:
     job = RandomJob(1000 + seed)
     found = job.found(*ROOTS)
     left = tuple(checkpoint for checkpoint in found.checkpoints if job.chance.random() < 0.6)

@@ -27,7 +27,7 @@ from tests.unit.core.stop_model import DRAIN, PREEMPT, SCALE, Rules, Violation, 
         pytest.param(3, Rules(last=1, notices=(PREEMPT,), losses=1), 10_000, id="three ranks, and a loss"),
     ],
 )
-def test_all_ranks_stop_together_or_finish_together_and_nobody_waits_for_ever(
+def test_all_ranks_stop_or_finish_together_and_no_rank_waits_forever(
     size: int, rules: Rules, least: int
 ) -> None:
     ends, states = search(size, rules)
@@ -44,12 +44,12 @@ def test_deaths_deadlines_and_a_leader_that_waits_no_longer_break_no_promise(
     assert ends == {"saved", "not saved", "done"}
 
 
-def test_where_a_rank_cannot_save_all_stop_and_none_saves() -> None:
+def test_if_one_rank_cannot_save_all_ranks_stop_without_a_save() -> None:
     ends, _ = search(2, Rules(last=2, notices=(SCALE, PREEMPT), cannot=True))
     assert ends == {"not saved", "done"}
 
 
-def test_a_rank_that_leaves_before_another_size_has_failed_and_nobody_waits_for_it() -> None:
+def test_a_rank_that_leaves_before_a_resize_failed_and_delays_no_rank() -> None:
     ends, _ = search(2, Rules(last=2, exits=True))
     assert ends == {"saved", "not saved", "done"}
 
@@ -92,7 +92,7 @@ def test_the_first_round_aims_at_the_step_that_the_furthest_rank_is_in(begun: li
     assert {rank.decision for rank in ranks} == {Decision(max(begun), Verdict.SAVE)}
 
 
-def test_a_rank_that_ran_past_makes_everybody_go_on_and_aim_further() -> None:
+def test_a_rank_past_the_proposed_step_moves_all_ranks_to_a_later_one() -> None:
     slow = fast = Agreement(begun=10)
     proposals = {0: slow.propose(), 1: fast.propose()}
     held, ok = slow.answer(proposals, ranks=2)
@@ -117,7 +117,7 @@ def test_the_margin_grows_by_two_steps_a_round() -> None:
     assert steps == [5, 7, 9, 11]
 
 
-def test_after_the_common_step_a_rank_stops_and_before_it_trains() -> None:
+def test_a_rank_trains_up_to_the_common_step_and_then_stops() -> None:
     (rank,) = meet(Agreement(begun=5))
     assert rank.begin(4) == (rank, NextStep.GO)
     assert rank.begin(5)[1] is NextStep.STOP
@@ -155,7 +155,7 @@ def test_all_ranks_save_or_none_does(ranks: list[dict[str, Any]], verdict: Verdi
     assert verdict.sentence
 
 
-def test_what_was_restored_is_not_saved_again() -> None:
+def test_a_restored_step_is_not_saved_again() -> None:
     (rank,) = meet(Agreement(start=20, begun=20))
     assert rank.decision == Decision(20, Verdict.NOTHING_NEW)
 
@@ -179,14 +179,14 @@ def test_what_was_restored_is_not_saved_again() -> None:
         (b'[2,"p",0,"3",0,-1,1]', InvalidArgument),
     ],
 )
-def test_what_another_program_brings_is_refused(payload: bytes, error: type[Exception]) -> None:
+def test_a_payload_of_another_program_is_refused(payload: bytes, error: type[Exception]) -> None:
     rank = Agreement(begun=3)
     with pytest.raises(error, match="rank 1"):
         rank.answer({0: rank.propose(), 1: payload}, ranks=2)
     assert read_decision({0: rank.propose(), 1: payload}, ranks=2) is None
 
 
-def test_a_rank_that_brings_nothing_is_named() -> None:
+def test_a_rank_without_a_proposal_is_named() -> None:
     with pytest.raises(Refused, match=r"ranks \[1\] brought nothing"):
         Agreement().answer({0: Agreement().propose()}, ranks=2)
 

@@ -41,7 +41,7 @@ def job() -> Job:
         ((PAUSE, "", 50), (PREEMPT, "", 0), (PREEMPT, "", 0)),
     ],
 )
-def test_one_notice_says_what_all_who_asked_want(job: Job, held: Any, asked: Any, holds: Any) -> None:
+def test_one_notice_merges_all_stop_requests(job: Job, held: Any, asked: Any, holds: Any) -> None:
     written = []
     for action, names, grace_ms in (held, asked, asked, held):
         job.stop(action, *names.split(), grace_ms=grace_ms, now=not grace_ms)
@@ -87,7 +87,7 @@ def test_members_drained_at_the_same_time_leave_in_one_generation_and_none_of_th
     job.stop(DRAIN, "w1")
     job.stop(DRAIN, "w3")
     job.ends(2, 3)
-    assert "asked to stop" in job.go(settled=True)
+    assert "have a stop request" in job.go(settled=True)
     assert job.head.generation == 1, "who was drained later has not stopped yet"
     job.ends(6, 7)
     job.leaves("w1", "w3")
@@ -95,7 +95,7 @@ def test_members_drained_at_the_same_time_leave_in_one_generation_and_none_of_th
     assert (job.head.generation, set(world_of(job.store)), job.head.failures) == (2, {"w0", "w2"}, 0)
 
 
-def test_a_drain_races_another_one(job: Job) -> None:
+def test_one_of_two_racing_drains_fails_and_must_be_decided_again(job: Job) -> None:
     lagging = Observer(job.store)
     job.stop(DRAIN, "w1")
     late = decide_stop(lagging.job, StopRequest(action=DRAIN, workers=(WorkerId("w0"),)))
@@ -115,7 +115,7 @@ def test_a_drain_races_the_end_of_the_generation() -> None:
     assert set(world_of(job.store)) == {"w0", "w3"}
 
 
-def test_who_comes_back_under_a_drained_name_is_not_meant_by_what_is_added_later() -> None:
+def test_a_member_that_reuses_a_drained_name_is_not_drained_by_a_later_notice() -> None:
     job = Job(3, least=1)
     job.stop(DRAIN, "w1")
     job.ends(2, 3)
@@ -127,7 +127,7 @@ def test_who_comes_back_under_a_drained_name_is_not_meant_by_what_is_added_later
     assert set(world_of(job.store)) == {"w0", "w1"}
 
 
-def test_a_preemption_after_a_drain_means_all_who_are_here_by_then() -> None:
+def test_a_preemption_after_a_drain_covers_all_members_present_by_then() -> None:
     job = Job(3, least=1, most=4)
     job.stop(DRAIN, "w1")
     job.join("w3")
@@ -139,7 +139,7 @@ def test_a_preemption_after_a_drain_means_all_who_are_here_by_then() -> None:
     assert (job.head.generation, set(world_of(job.store))) == (2, {"w4"})
 
 
-def test_who_took_a_members_place_is_not_drained_in_it(job: Job) -> None:
+def test_a_standby_that_reused_a_members_name_is_not_drained(job: Job) -> None:
     job.stop(DRAIN, "w0")
     job.leaves("w1")
     job.join("w1")
@@ -147,7 +147,7 @@ def test_who_took_a_members_place_is_not_drained_in_it(job: Job) -> None:
         job.stop(DRAIN, "w1")
 
 
-def test_more_than_one_notice_can_name_are_drained_in_their_turn() -> None:
+def test_members_beyond_the_limit_of_one_notice_are_drained_in_a_later_one() -> None:
     job = Job(MAX_NAMED + 2, least=1, most=MAX_NAMED + 2)
     job.stop(DRAIN, *(f"w{n}" for n in range(MAX_NAMED)))
     assert "already" in job.stop(DRAIN, f"w{MAX_NAMED}").reason
@@ -155,7 +155,7 @@ def test_more_than_one_notice_can_name_are_drained_in_their_turn() -> None:
     assert f"w{MAX_NAMED}" not in job.notice.workers
 
 
-def test_the_time_of_a_notice_begins_anew_with_each_name_that_is_added() -> None:
+def test_each_added_name_restarts_the_deadline_of_a_notice() -> None:
     job = Job(3, least=1)
     job.stop(DRAIN, "w0")
     first = job.store.revision

@@ -35,14 +35,14 @@ def job() -> Job:
 
 def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_first(job: Job) -> None:
     assert (
-        "is asked to stop (preempt): maintenance"
+        "has a stop request (preempt): maintenance"
         in decide_stop(job.store.live, StopRequest(action=PREEMPT, reason="maintenance")).reason
     )
     job.stop(PREEMPT, grace_ms=5000)
     assert job.notice == StopNotice(action=PREEMPT, reason="maintenance", grace_ms=5000)
     before = job.store.revision
-    assert "asked to stop already" in job.stop(DRAIN, "w1").reason
-    assert "asked to stop already" in job.stop(PREEMPT, grace_ms=6000).reason
+    assert "has a stop request already" in job.stop(DRAIN, "w1").reason
+    assert "has a stop request already" in job.stop(PREEMPT, grace_ms=6000).reason
     assert job.store.revision == before
 
 
@@ -58,7 +58,7 @@ def test_a_request_races_the_next_generation(job: Job) -> None:
     assert job.notice is not None
 
 
-def test_a_request_for_a_generation_that_was_asked_and_has_ended_is_done(job: Job) -> None:
+def test_a_stop_request_for_a_stopped_generation_is_done(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(*range(6))
     job.go()
@@ -92,9 +92,9 @@ def test_only_members_of_the_world_are_drained() -> None:
     assert job.notice is None
 
 
-def test_where_no_rank_runs_there_is_nobody_to_ask() -> None:
+def test_a_job_without_running_ranks_cannot_be_stopped() -> None:
     job = Job(1)
-    assert "nobody to ask" in job.stop(PREEMPT).reason
+    assert "nothing to stop" in job.stop(PREEMPT).reason
     full = Job()
     full.ends(*range(6), code=0)
     full.go()
@@ -111,7 +111,7 @@ def test_a_long_reason_is_cut(job: Job) -> None:
 # -- ranks that stop --------------------------------------------------------------------------
 
 
-def test_code_75_is_a_failure_unless_it_was_asked_for(job: Job) -> None:
+def test_code_75_is_a_failure_unless_a_stop_was_requested(job: Job) -> None:
     job.ends(0)
     assert set(job.store.live.failed(1)) == {0}
     preempted = Job()
@@ -126,7 +126,7 @@ def test_code_75_is_a_failure_unless_it_was_asked_for(job: Job) -> None:
 
 
 @pytest.mark.parametrize("code", [1, -15, -9, -11])
-def test_who_ends_after_another_rank_has_stopped_as_asked_has_stopped_too(code: int) -> None:
+def test_a_rank_that_ends_after_a_requested_stop_of_another_counts_as_stopped(code: int) -> None:
     """The stopped rank's departure breaks the other ranks' collectives, or they are torn down with it."""
     job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
@@ -137,7 +137,7 @@ def test_who_ends_after_another_rank_has_stopped_as_asked_has_stopped_too(code: 
     assert (job.head.forming, job.head.no_progress, job.head.failures) == (True, 0, 0)
 
 
-def test_a_survivor_of_a_drain_fails_for_no_other_reason_than_the_drained() -> None:
+def test_a_failed_rank_of_a_survivor_during_a_drain_counts_as_no_failure() -> None:
     job = Job(max_generations=1)
     job.stop(DRAIN, "w1")
     job.ends(2)
@@ -163,10 +163,10 @@ def test_an_exit_races_the_notice(job: Job) -> None:
 # -- preemption -------------------------------------------------------------------------------
 
 
-def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew(job: Job) -> None:
+def test_a_preempted_world_ends_when_all_ranks_stopped_and_places_none_of_them(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0, 1, 2, 3, 4)
-    assert "asked to stop" in job.go(settled=True)
+    assert "have a stop request" in job.go(settled=True)
     assert job.head.generation == 1
     job.ends(5)
     assert "preempted: maintenance" in job.go(settled=True)
@@ -195,12 +195,12 @@ def test_a_preempted_job_goes_on_when_all_are_back(job: Job) -> None:
     assert (job.head.generation, job.head.members, job.head.asked) == (3, 3, ())
 
 
-def test_a_member_that_goes_before_its_ranks_have_stopped_ends_a_preempted_world_at_once() -> None:
+def test_a_member_that_leaves_early_ends_a_preempted_world_at_once() -> None:
     job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
     job.ends(0)
     job.leaves("w1")
-    assert "w1 is gone, as asked" in job.go(settled=True)
+    assert "w1 is gone, as requested" in job.go(settled=True)
     assert (job.head.generation, job.head.forming) == (2, True)
     assert job.head.no_progress == 0, "no fault of the job's"
 
@@ -213,7 +213,7 @@ def test_a_rank_that_fails_under_a_notice_is_a_failure_as_ever() -> None:
     assert job.store.live.phase() is Phase.FAILED
 
 
-def test_ranks_that_never_stop_are_waited_for_and_then_no_more(job: Job) -> None:
+def test_the_wait_for_ranks_that_never_stop_is_bounded(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0)
     assert plan(job.store, job.epoch).again_s == pytest.approx(GRACE_S + LATE_S)
@@ -228,7 +228,7 @@ def test_ranks_that_never_stop_are_waited_for_and_then_no_more(job: Job) -> None
     assert job.head.asked == ()
 
 
-def test_a_death_under_a_preemption_counts_those_who_came_since(job: Job) -> None:
+def test_a_death_under_a_preemption_begins_a_world_of_later_members(job: Job) -> None:
     job.stop(PREEMPT)
     job.join("w3")
     job.join("w4")
@@ -257,10 +257,10 @@ def test_a_drained_member_is_left_out_while_the_others_go_on(job: Job) -> None:
     assert (job.head.generation, job.head.members, job.head.asked) == (3, 3, ())
 
 
-def test_a_drained_member_that_just_leaves_has_left(job: Job) -> None:
+def test_a_drained_member_may_leave_without_reporting_its_ranks(job: Job) -> None:
     job.stop(DRAIN, "w1", now=True)
     job.leaves("w1")
-    assert "w1 is gone, as asked" in job.go()
+    assert "w1 is gone, as requested" in job.go()
     assert (set(world_of(job.store)), job.head.no_progress) == ({"w0", "w2"}, 0)
 
 
@@ -272,7 +272,7 @@ def test_a_standby_takes_the_place_of_the_drained() -> None:
     assert set(world_of(job.store)) == {"w1", "w2", "w3"}
 
 
-def test_who_is_drained_below_min_leaves_a_forming_world() -> None:
+def test_a_drain_below_the_minimum_leaves_a_forming_world() -> None:
     job = Job(2)
     job.stop(DRAIN, "w0")
     job.ends(0, 1)
@@ -280,7 +280,7 @@ def test_who_is_drained_below_min_leaves_a_forming_world() -> None:
     assert job.head.forming
 
 
-def test_who_has_finished_is_not_drained_any_more(job: Job) -> None:
+def test_a_finished_member_is_not_drained_any_more(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.ends(2, 3, code=0)
     job.go(settled=True, asked_s=GRACE_S + LATE_S)
@@ -328,7 +328,7 @@ def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed(job: Job) -
     assert "is running" in resume(job).reason
 
 
-def test_a_pause_at_once_ends_the_generation_whoever_leads(job: Job) -> None:
+def test_an_immediate_pause_ends_the_generation(job: Job) -> None:
     job.stop(PAUSE, now=True)
     assert job.store.live.phase() is Phase.PAUSED
     assert not job.head.forming
@@ -336,14 +336,14 @@ def test_a_pause_at_once_ends_the_generation_whoever_leads(job: Job) -> None:
     assert (job.head.generation, job.head.forming) == (2, True)
 
 
-def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew(job: Job) -> None:
+def test_a_job_resumed_before_the_leader_saw_its_pause_starts_a_new_generation(job: Job) -> None:
     job.stop(PAUSE, now=True)
     resume(job)
     job.go()
     assert (job.head.generation, job.head.members) == (2, 3)
 
 
-def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause(
+def test_preempted_members_leave_if_the_job_resumes_before_the_leader_saw_its_pause(
     job: Job,
 ) -> None:
     """Otherwise all ranks train on, and no notice can be written until the request is removed."""
@@ -362,7 +362,7 @@ def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leade
     assert (job.head.generation, job.head.members) == (3, 2)
 
 
-def test_they_do_so_as_well_when_only_they_have_the_checkpoint_that_a_world_would_begin_from() -> None:
+def test_preempted_members_leave_even_if_only_they_have_the_checkpoint() -> None:
     job = KeptJob()
     job.save(20, tier="disk", shared=False)
     register(job.store, "b")
@@ -376,7 +376,7 @@ def test_they_do_so_as_well_when_only_they_have_the_checkpoint_that_a_world_woul
     assert "no world begins" in carry_out(job.store, job.epoch, settled=True)
 
 
-def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death(job: Job) -> None:
+def test_a_resumed_world_ends_when_a_member_death_leaves_too_few(job: Job) -> None:
     job.stop(PAUSE, now=True)
     resume(job)
     job.leaves("w1", "w2")
@@ -384,7 +384,7 @@ def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death(job: Jo
     assert (job.head.generation, job.head.forming) == (2, True)
 
 
-def test_a_finished_world_of_a_job_that_is_taken_up_again_is_left_as_it_is(job: Job) -> None:
+def test_the_finished_world_of_a_restarted_job_is_left_unchanged(job: Job) -> None:
     job.ends(*range(6), code=0)
     job.go()
     assert job.store.live.phase() is Phase.DONE
@@ -406,7 +406,7 @@ def test_a_job_without_ranks_is_paused_at_once() -> None:
     assert job.head.members == 2
 
 
-def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved(job: Job) -> None:
+def test_a_death_while_a_job_pauses_completes_the_pause(job: Job) -> None:
     job.stop(PAUSE)
     job.ends(0)
     job.leaves("w2")
@@ -422,7 +422,7 @@ def test_a_pause_that_is_late_pauses_all_the_same(job: Job) -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED])
-def test_a_job_that_has_ended_is_not_resumed_here(job: Job, phase: Phase) -> None:
+def test_an_ended_job_cannot_be_resumed(job: Job, phase: Phase) -> None:
     job.store.put(JOB.phase, JobPhase(phase=phase, reason="so"))
     with pytest.raises(Refused, match=f"is {phase.value}"):
         resume(job)
@@ -431,7 +431,7 @@ def test_a_job_that_has_ended_is_not_resumed_here(job: Job, phase: Phase) -> Non
 # -- the transactions' compares ---------------------------------------------------------------
 
 
-def test_a_plan_made_without_the_notice_comes_to_nothing() -> None:
+def test_a_plan_made_before_a_notice_is_not_written() -> None:
     """Otherwise the plan would give a place to a member that must leave."""
     job = Job(4)
     job.leaves("w0")
@@ -442,7 +442,7 @@ def test_a_plan_made_without_the_notice_comes_to_nothing() -> None:
     assert set(world_of(job.store)) == {"w2", "w3"}
 
 
-def test_the_deadlines_of_all_requests_are_waited_for(job: Job) -> None:
+def test_the_next_deadline_of_a_notice_covers_each_of_its_stages(job: Job) -> None:
     assert next_deadline_s(job.store.live, {}) is None
     job.stop(PREEMPT, grace_ms=1000)
     held = not_none(job.store.live.notice(1))

@@ -57,7 +57,7 @@ def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record
     assert job.store.live.held(2) is not None
 
 
-def test_only_a_rank_of_the_current_world_is_heard(job: Saving) -> None:
+def test_only_a_rank_of_the_current_world_may_hold_its_saves(job: Saving) -> None:
     old = author_of(job.store.live, 0)
     stranger = replace(old, rank=2)
     with pytest.raises(Refused):
@@ -69,7 +69,7 @@ def test_only_a_rank_of_the_current_world_is_heard(job: Saving) -> None:
         job.store.settle(lambda view: decide_hold_saves(view, author=old, step=9, reason=FULL, host="a"))
 
 
-def test_what_is_written_is_bounded(job: Saving) -> None:
+def test_the_reason_and_host_of_a_hold_are_bounded(job: Saving) -> None:
     hold(job, 20, reason="x" * 9999, host="h" * 9999)
     record = not_none(job.store.live.held(1))
     assert (len(record.reason), len(record.host)) == (MAX_REASON_CHARS, MAX_HOST_CHARS)
@@ -110,7 +110,7 @@ def test_a_held_save_neither_counts_nor_resets() -> None:
     assert "saves were held" not in head(job.store).reason
 
 
-def test_a_leader_that_has_not_heard_of_the_hold_cannot_end_the_job() -> None:
+def test_a_leader_that_has_not_seen_the_hold_cannot_fail_the_job() -> None:
     job = Job(3, limit=1)
     job.play("go, exit 0 1")
     planned = plan(job.store, job.epoch)
@@ -120,7 +120,7 @@ def test_a_leader_that_has_not_heard_of_the_hold_cannot_end_the_job() -> None:
     assert "generation 2" in job.go()
 
 
-def test_the_limit_of_all_failures_counts_generations_whose_saves_were_held() -> None:
+def test_max_generations_counts_generations_with_held_saves() -> None:
     job = Job(limit=3)
     job.spec["max_generations"] = 2
     job.play("join w0, join w1, join w2")
@@ -138,6 +138,8 @@ def test_the_limit_of_all_failures_counts_generations_whose_saves_were_held() ->
         (None, 12.4, "no checkpoint yet, 12 s: disk full on host a"),
     ],
 )
-def test_the_sentence_says_since_when_why_and_where(committed: int | None, held_s: float, says: str) -> None:
+def test_the_sentence_of_a_held_save_names_time_reason_and_host(
+    committed: int | None, held_s: float, says: str
+) -> None:
     held = SaveHold(step=44, reason=FULL, host="a", held_s=held_s)
     assert no_checkpoint(held, committed_step=committed) == says

@@ -56,7 +56,7 @@ FIVE = world(placed(None, workers(a=1, b=2, c=3, d=4, e=5), most=5))
         (FIVE, workers(a=1, b=2, e=5, n=8, m=9), 4, "abne"),
     ],
 )
-def test_who_gets_which_place(
+def test_survivors_keep_their_ranks_and_newcomers_fill_the_holes(
     before: World | None, here: dict[str, Entry[Worker]], most: int, places: str
 ) -> None:
     assert "".join(member.worker for member in placed(before, here, most=most)) == places

@@ -279,7 +279,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
     ],
     ids=lambda row: f"{row.members}: {row.story}",
 )
-def test_what_follows(row: Row) -> None:
+def test_each_story_leads_to_its_world(row: Row) -> None:
     job = Job(row.members)
     assert row.says in job.play(row.story)
     now = head(job.store)
@@ -303,7 +303,7 @@ def test_what_follows(row: Row) -> None:
         (2, "settle, exit 0 0, join w2", False),
     ],
 )
-def test_when_a_world_waits_only_for_members_to_settle(members: int, story: str, waits: bool) -> None:
+def test_planning_reports_whether_only_settling_is_missing(members: int, story: str, waits: bool) -> None:
     job = Job(members)
     job.play(story)
     assert needs_settling(job.store.job(), {}) is waits
@@ -314,7 +314,7 @@ def test_a_job_that_does_not_exist_has_no_plan(store: Store, epoch: int) -> None
     assert not needs_settling(store.job(), {})
 
 
-def test_a_world_that_has_too_few_members_is_not_begun() -> None:
+def test_a_world_with_too_few_members_does_not_start() -> None:
     job = Job(1)
     assert "2 are needed" in job.go(settled=True)
     assert job.store.job().head() is None
@@ -332,7 +332,7 @@ def test_many_deaths_are_named_briefly() -> None:
 # -- the end ----------------------------------------------------------------------------------
 
 
-def test_all_ranks_done_is_done_for_good_in_the_attempt_that_ended(job: Job) -> None:
+def test_a_job_stays_done_in_its_attempt_once_all_ranks_are_done(job: Job) -> None:
     job.store.put(JOB.phase, JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w0", attempt=2))
     job.play("settle, exit 0 0")
     checkpoint(job.store, 40, generation=1, state=CheckpointState.OPEN)
@@ -373,7 +373,7 @@ def test_the_last_unsuccessful_generation_fails_the_job_and_names_why(story: str
 # -- checkpoints ------------------------------------------------------------------------------
 
 
-def test_a_world_restores_latest_and_takes_it_over() -> None:
+def test_a_new_world_restores_the_latest_checkpoint_and_adopts_its_record() -> None:
     job = Job(3)
     job.go()
     assert (head(job.store).restore, job.store.job().latest()) == (None, None)
@@ -384,7 +384,7 @@ def test_a_world_restores_latest_and_takes_it_over() -> None:
     assert (latest.record.generation, latest.record.record_generation) == (2, 1)
 
 
-def test_a_forming_world_restores_nothing_and_the_next_one_does(job: Job) -> None:
+def test_a_forming_world_restores_nothing_and_the_following_world_does(job: Job) -> None:
     job.play("settle, commit 20, leave w0, go")
     assert (head(job.store).restore, job.store.job().restored(2)) == (None, None)
     assert not_none(job.store.job().latest()).record.generation == 1
@@ -392,7 +392,7 @@ def test_a_forming_world_restores_nothing_and_the_next_one_does(job: Job) -> Non
     assert job.store.job().restored(3) == 20
 
 
-def test_open_checkpoints_come_first() -> None:
+def test_open_checkpoints_are_settled_before_a_job_fails() -> None:
     job = Job(3, limit=1)
     job.go()
     checkpoint(job.store, 20, generation=1, state=CheckpointState.OPEN)
@@ -421,9 +421,7 @@ def test_open_checkpoints_come_first() -> None:
     ],
     ids=["nothing", "a member", "another leader", "no leader", "another latest", "a pause", "another head"],
 )
-def test_what_changes_in_between_makes_the_plan_fail(
-    change: Callable[[Store], object], succeeds: bool
-) -> None:
+def test_a_concurrent_change_makes_the_plan_fail(change: Callable[[Store], object], succeeds: bool) -> None:
     job = Job(3)
     job.play("go, commit 20, leave w0")
     (txn,) = plan(job.store, job.epoch).txns

@@ -8,7 +8,7 @@ from tests.unit.core.checkpoint_job import Job
 from tests.unit.core.rig import carry_out, leave, register
 
 
-def test_each_rank_has_the_part_that_its_number_saved() -> None:
+def test_each_rank_restores_the_part_saved_by_the_same_rank_number() -> None:
     job = Job(a=2, b=1)
     assert recovery_point(job.store.job(), "a") is None
     job.save(20)
@@ -22,7 +22,7 @@ def test_each_rank_has_the_part_that_its_number_saved() -> None:
     assert not_none(recovery_point(view, "c")).parts == {}
 
 
-def test_a_rank_that_the_saving_world_did_not_have() -> None:
+def test_a_rank_beyond_the_saving_world_has_no_part_to_restore() -> None:
     job = Job(a=2, b=1)
     job.save(20)
     leave(job.store, "b")

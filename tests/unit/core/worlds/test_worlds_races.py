@@ -327,7 +327,7 @@ def test_after_any_error_the_last_leader_ends_up_with_the_right_world() -> None:
     assert running > SEEDS / 2
 
 
-def test_what_people_ask_for_breaks_no_world_either() -> None:
+def test_operator_requests_at_any_time_break_no_world() -> None:
     """Every intermediate state is sound, and the last leader reaches the requested state."""
     requests: Counter[str] = Counter()
     ends: Counter[str] = Counter()

@@ -65,7 +65,7 @@ def load(path: Path, state: dict[str, Any], **settings: Any) -> dict[str, Any]:
     return state
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_state_loads_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = save(tmp_path, a_state(2.5), 7, metadata={"note": "n"})
     assert writer.last is not None
     assert (writer.last.step, writer.last.metadata) == (7, {"note": "n"})
@@ -76,7 +76,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(2.5))
 
 
-def test_old_ones_go_and_a_step_is_chosen(tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_and_a_load_may_choose_a_step(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, a_state(step), step, keep_count=2)
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(3))
@@ -85,7 +85,9 @@ def test_old_ones_go_and_a_step_is_chosen(tmp_path: Path) -> None:
         load(tmp_path, a_state(0), step=1)
 
 
-def test_a_save_does_not_wait_for_an_old_one_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_does_not_wait_for_the_deletion_of_an_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_go, goes = threading.Event(), threading.Event()
     delete = LocalStorage.delete
 
@@ -102,14 +104,16 @@ def test_a_save_does_not_wait_for_an_old_one_to_go(tmp_path: Path, monkeypatch: 
     assert len(list(tmp_path.glob("step-*"))) == 2
     monkeypatch.setattr(writing, "END_S", 0.01)
     writing._end()  # the exit of the program waits for at most END_S
-    assert [thread.daemon for thread in threading.enumerate() if "strata-tidying" in thread.name] == [True]
+    assert [
+        thread.daemon for thread in threading.enumerate() if "strata-garbage-collection" in thread.name
+    ] == [True]
     may_go.set()
     writer.close()
     assert [path.name[:17] for path in tmp_path.glob("step-*")] == ["step-000000000002"]
 
 
 @pytest.mark.parametrize("then", ["saves", "closes"])
-def test_that_an_old_one_cannot_go_is_heard_once_and_costs_no_save(
+def test_a_failed_removal_is_raised_once_and_costs_no_save(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: LocalStorage, path: str) -> None:
@@ -147,7 +151,7 @@ def no_thread(**_: Any) -> threading.Thread:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_old_ones_are_removed_before_dcps_own_process_or_a_program_ends(
+def test_old_checkpoints_are_deleted_before_dcps_process_or_the_program_exits(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer waits only for the reply of DCP's process, which ends with it; an exiting program starts no threads."""
@@ -162,7 +166,7 @@ def test_old_ones_are_removed_before_dcps_own_process_or_a_program_ends(
     writer.close()
 
 
-def test_a_claim_that_failed_is_made_again_by_the_next_save(
+def test_the_next_save_retries_a_failed_claim_of_the_storage_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: OpenRoot) -> None:
@@ -179,7 +183,7 @@ def test_a_claim_that_failed_is_made_again_by_the_next_save(
         StrataReader(tmp_path, client=Cluster(n1=1).port(0)).read_metadata()
 
 
-def test_a_writer_that_is_dropped_hears_of_nothing_any_more(tmp_path: Path) -> None:
+def test_a_dropped_writer_stops_observing_the_cluster(tmp_path: Path) -> None:
     cluster = Cluster(n1=1)
     writer = StrataWriter(tmp_path, client=cluster.port(0))
     before = len(cluster.observers)
@@ -190,7 +194,7 @@ def test_a_writer_that_is_dropped_hears_of_nothing_any_more(tmp_path: Path) -> N
     assert len(cluster.observers) == before
 
 
-def test_what_is_removed_while_it_is_loaded_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_checkpoint_removed_during_a_load_is_not_reported_as_damaged(tmp_path: Path) -> None:
     class Slow(StrataReader):
         def read_data(self, plan: Any, planner: Any) -> Any:
             save(tmp_path, a_state(2), 2, keep_count=1)
@@ -216,7 +220,7 @@ def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
 
 
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_damage_that_the_load_finds_names_the_good_step_before(
+def test_an_error_about_a_corrupt_checkpoint_names_the_previous_intact_step(
     tmp_path: Path, coordinated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(n1=1)
@@ -257,7 +261,7 @@ def test_damage_that_the_load_finds_names_the_good_step_before(
     assert "no good checkpoint is before it" in failure(1).hint
 
 
-def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp_path: Path) -> None:
+def test_a_damaged_restore_point_is_reported_for_its_generation(tmp_path: Path) -> None:
     cluster = Cluster(n1=1)
     for step in (1, 2):
         save(tmp_path, a_state(step), step, client=cluster.port(0))
@@ -271,7 +275,7 @@ def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp
 
 
 @pytest.mark.parametrize("name", ["Assembler.read", "read_manifest"])
-def test_what_reads_right_the_second_time_is_loaded(
+def test_a_read_that_succeeds_on_retry_is_loaded_without_a_report(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(n1=1)
@@ -291,7 +295,7 @@ def test_what_reads_right_the_second_time_is_loaded(
     assert (len(reads) > 1, reports) == (True, [])
 
 
-def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path: Path) -> None:
+def test_missing_files_are_not_reported_as_corruption(tmp_path: Path) -> None:
     """The file system may not be mounted. Otherwise a world of one host would condemn an intact checkpoint."""
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
@@ -314,7 +318,7 @@ def saved_by_both(cluster: Cluster, path: Path) -> None:
             info.wait(LIMIT_S)
 
 
-def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
+def test_a_host_that_loads_by_dcp_confirms_damage_found_by_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(a=1, b=1)
@@ -341,7 +345,7 @@ def test_a_host_that_loads_by_dcp_confirms_what_another_one_finds_damaged(
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_damage_is_raised_though_nobody_can_be_told(
+def test_damage_is_raised_even_if_it_cannot_be_reported(
     begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "ASK_S", 0.1)
@@ -359,7 +363,7 @@ def test_damage_is_raised_though_nobody_can_be_told(
 
     began = time.monotonic()
     with pytest.raises(
-        CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"
+        CheckpointException, match=r"step 7 is corrupt: .*differs from the saved data"
     ) as error:
         dcp_load(a_state(0), storage_reader=Lost(tmp_path, step=7, client=port), planner=JsonLoadPlanner())
     assert "whether it was removed meanwhile is not known" in str(error.value)
@@ -367,7 +371,7 @@ def test_damage_is_raised_though_nobody_can_be_told(
     assert time.monotonic() - began < 20, "the time of a save is longer"
 
 
-def test_damage_is_raised_though_the_storage_went_away(
+def test_a_load_reports_corruption_even_if_the_storage_fails_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: LocalStorage, name: str) -> bool:
@@ -380,11 +384,11 @@ def test_damage_is_raised_though_the_storage_went_away(
 
     save(tmp_path, a_state(), 7)
     flip(tmp_path, 7)
-    with pytest.raises(CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"):
+    with pytest.raises(CheckpointException, match=r"step 7 is corrupt: .*differs from the saved data"):
         dcp_load(a_state(0), storage_reader=Lost(tmp_path), planner=JsonLoadPlanner())
 
 
-def test_the_step_before_is_none_that_the_job_left_behind_by_going_back(tmp_path: Path) -> None:
+def test_the_suggested_previous_step_is_not_one_discarded_by_a_rewind(tmp_path: Path) -> None:
     cluster = Cluster(b=1)
     settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)}
     for step in (1, 2, 3):
@@ -411,7 +415,9 @@ def test_the_step_before_is_never_the_damaged_one(tmp_path: Path) -> None:
         load(tmp_path, a_state(0), step=2)
 
 
-def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_manifest_is_skipped_with_a_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in (1, 2):
         save(tmp_path, a_state(step), step)
     (manifest,) = tmp_path.glob("step-000000000002-*/manifest.json")
@@ -447,7 +453,7 @@ def test_a_group_that_is_not_the_whole_world_is_refused(tmp_path: Path) -> None:
         save(tmp_path, a_state(), 1, client=Cluster(n1=2).port(0))
 
 
-def test_what_dcp_is_told_wrongly(tmp_path: Path) -> None:
+def test_wrong_arguments_to_dcp_are_refused(tmp_path: Path) -> None:
     no_steps = ("newest", "12-final", "-12", "v2-step-12", "loss0.12", "epoch=1-step=12", "step 12", "١٢")
     for name in (*no_steps, "resnet50", "model-v2", "runs/llama3", "footstep12", "ckpt12"):
         with pytest.raises(InvalidArgument, match="names no step"):

@@ -81,7 +81,7 @@ def test_retention_waits_for_a_load(cluster: Cluster, tmp_path: Path) -> None:
     assert [record.step for record in cluster.records()] == [4]
 
 
-def test_each_load_of_a_reader_keeps_what_it_reads_and_no_longer(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_reader_holds_a_lease_only_during_each_load(cluster: Cluster, tmp_path: Path) -> None:
     reader = Watched(cluster, tmp_path)
     for step in (1, 2):
         state = a_state(0)
@@ -92,7 +92,9 @@ def test_each_load_of_a_reader_keeps_what_it_reads_and_no_longer(cluster: Cluste
     assert cluster.answers.count(pb.OpenCheckpointRequest) == 2
 
 
-def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_checkpoint_all_ranks_load_is_kept_not_the_one_found_here(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     other = StrataReader(tmp_path, step=1, client=cluster.port(0))
     other.read_metadata()
     assert other._found is not None
@@ -114,7 +116,7 @@ def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluste
     assert (readers(cluster), renewing()) == ([], [])
 
 
-def test_a_load_that_fails_keeps_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_failed_load_leaves_no_reader_lease(cluster: Cluster, tmp_path: Path) -> None:
     class Interrupted(Watched):
         def _read(self, *args: Any) -> None:
             super()._read(*args)
@@ -135,14 +137,14 @@ def test_a_load_that_fails_keeps_nothing(cluster: Cluster, tmp_path: Path) -> No
     assert (readers(cluster), renewing()) == ([], [])
 
 
-def test_a_load_without_coordinators_asks_nobody(tmp_path: Path) -> None:
+def test_a_load_without_coordinators_takes_no_lease(tmp_path: Path) -> None:
     save(tmp_path, a_state(1), 1)
     reader = StrataReader(tmp_path)
     reader.read_metadata()
     assert renewing() == []
 
 
-def test_a_load_goes_on_where_no_coordinator_answers_and_asks_for_its_key_again(
+def test_a_load_continues_without_a_coordinator_and_retries_its_lease(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(upkeep, "ASK_S", 0.1)
@@ -186,7 +188,7 @@ def marks(cluster: Cluster, step: int) -> None:
     cluster.on_call = on_call
 
 
-def test_what_is_given_up_as_it_is_found_is_not_begun(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_checkpoint_marked_for_deletion_when_found_is_not_loaded(cluster: Cluster, tmp_path: Path) -> None:
     marks(cluster, 1)
     with pytest.raises(CheckpointException, match="step 1 is deleting"):
         load(tmp_path, a_state(0), step=1, client=cluster.port(0))
@@ -206,7 +208,9 @@ def closings(cluster: Cluster) -> threading.Event:
     return closed
 
 
-def test_what_is_found_and_never_read_is_kept_as_long_as_its_reader(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_found_but_unread_checkpoint_is_kept_as_long_as_its_reader(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     closed = closings(cluster)
     reader = StrataReader(tmp_path, step=1, client=cluster.port(0))
     reader.read_metadata()

@@ -30,7 +30,7 @@ from tests.unit.integrations.dcp.test_dcp import a_state, flat, load, save
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def test_a_manager_restores_what_dcp_saved(tmp_path: Path) -> None:
+def test_a_manager_restores_a_dcp_checkpoint(tmp_path: Path) -> None:
     """The manager restores plain values too."""
     plain = {"step": 12, "best": float("inf"), "parts": [{"name": "x"}, (1, None)]}
     save(tmp_path, {**a_state(2.5), **plain}, 7)
@@ -40,7 +40,7 @@ def test_a_manager_restores_what_dcp_saved(tmp_path: Path) -> None:
     assert flat(here) == flat({**a_state(2.5), **plain})
 
 
-def test_a_manager_says_of_what_torchs_planner_pickled_how_it_is_loaded(tmp_path: Path) -> None:
+def test_a_manager_refuses_a_pickled_value_and_names_dcp_as_its_reader(tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path)
     dcp_save({"step": 12, "w": torch.ones(2)}, checkpoint_id="12", storage_writer=writer)
     writer.close()
@@ -53,14 +53,16 @@ def test_a_manager_says_of_what_torchs_planner_pickled_how_it_is_loaded(tmp_path
     assert here["w"].tolist() == [1, 1]
 
 
-def test_dcp_loads_what_a_manager_saved(tmp_path: Path) -> None:
+def test_dcp_loads_a_manager_s_checkpoint(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save_state(a_state(2.5), step=4)
     assert flat(load(tmp_path, a_state(0), step=4)) == flat(a_state(2.5))
 
 
 @pytest.mark.parametrize("by_manager", [True, False])
-def test_torchs_planner_is_told_that_values_are_json(by_manager: bool, tmp_path: Path) -> None:
+def test_torchs_planner_refuses_json_values_and_the_error_names_the_right_one(
+    by_manager: bool, tmp_path: Path
+) -> None:
     if by_manager:
         with CheckpointManager(tmp_path) as manager:
             manager.save_state(a_state(), 1)
@@ -92,7 +94,7 @@ def test_plain_values_are_json() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_what_comes_back_as_another_type_is_what_the_page_says() -> None:
+def test_values_that_return_as_another_type_match_the_documentation() -> None:
     """The page is docs/checkpoints.md, "Through torch's DCP"."""
     parameter = (torch.nn.Parameter(torch.ones(2)), 1)
     (tensor, one) = from_json("k", to_json("k", parameter))
@@ -136,7 +138,7 @@ def shown(state: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("by_manager", [True, False])
-def test_what_torchs_planner_takes_is_saved_without_a_pickle(
+def test_values_that_torchs_planner_accepts_are_saved_without_a_pickle(
     by_manager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, {"values": values(), "w": torch.ones(2)}, 1)
@@ -159,7 +161,7 @@ def test_what_torchs_planner_takes_is_saved_without_a_pickle(
     assert found["array"].flags.writeable
 
 
-def test_what_stands_in_the_text_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_and_bytes_within_a_plain_value_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "MAX_BYTES", 100)
     to_json("k", (torch.zeros(25), b"x" * 100))
     for value in ((torch.zeros(26),), [b"x" * 101], io.BytesIO(b"x" * 101)):
@@ -185,7 +187,7 @@ def test_what_stands_in_the_text_is_small(monkeypatch: pytest.MonkeyPatch) -> No
         {"e": 1},
     ],
 )
-def test_what_nobody_wrote_is_corrupt(tree: Any) -> None:
+def test_malformed_plain_values_are_corrupt(tree: Any) -> None:
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):
         from_json("k", json.dumps(tree).encode())
 
@@ -207,9 +209,7 @@ def as_bytes(tensor: torch.Tensor) -> list[int]:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", NEWER, ids=str)
 @pytest.mark.parametrize("by_dcp", [True, False])
-def test_dtypes_that_safetensors_has_no_name_for_come_back(
-    dtype: torch.dtype, by_dcp: bool, tmp_path: Path
-) -> None:
+def test_dtypes_unknown_to_safetensors_round_trip(dtype: torch.dtype, by_dcp: bool, tmp_path: Path) -> None:
     saved = a_tensor(dtype, filled=True)
     state = {"w": saved, "turned": saved.t(), "tuple": (saved,)}
     here = {"w": a_tensor(dtype, filled=False), "turned": a_tensor(dtype, filled=False).t(), "tuple": None}

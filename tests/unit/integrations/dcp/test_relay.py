@@ -36,14 +36,14 @@ def lenders() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "strata-dcp-lender"]
 
 
-def test_a_borrowed_port_is_the_rank_that_lent_it(borrowed: BorrowedPort) -> None:
+def test_a_borrowed_port_has_the_identity_of_its_lender(borrowed: BorrowedPort) -> None:
     assert (borrowed.job, borrowed.uid, borrowed.rank, borrowed.world_size) == ("job", "uid-1", 0, 1)
     assert borrowed.restore_point is None
     with pytest.raises(Refused, match="cannot wait at 'x'"):
         borrowed.barrier("x")
 
 
-def test_a_save_is_committed_over_it(tmp_path: Path) -> None:
+def test_a_save_is_committed_over_a_borrowed_port(tmp_path: Path) -> None:
     """The writer is unpickled for each save, as in DCP's own process."""
     cluster = Cluster(n1=1)
     trainers = StrataWriter(tmp_path, client=cluster.port(0), metadata={"a": "b"})
@@ -70,7 +70,7 @@ def test_errors_come_back_as_they_are(borrowed: BorrowedPort) -> None:
             borrowed.call(GetCheckpointRequest(job="job", step=5))
 
 
-def test_without_the_trainer_nobody_answers() -> None:
+def test_a_call_without_the_trainer_fails_without_a_retry() -> None:
     cluster = Cluster(n1=1)
     port = BorrowedPort(lend(cluster.port(0)))
 
@@ -83,7 +83,7 @@ def test_without_the_trainer_nobody_answers() -> None:
             port.call(GetCheckpointRequest(job="job", step=5))
 
 
-def test_a_writer_is_no_argument_of_a_new_process(tmp_path: Path) -> None:
+def test_a_writer_cannot_be_passed_to_a_new_process(tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path, client=Cluster(n1=1).port(0))
     process = multiprocessing.get_context("spawn").Process(target=print, args=(writer,))
     with pytest.raises(ConfigError, match="cannot be an argument"):
@@ -91,7 +91,7 @@ def test_a_writer_is_no_argument_of_a_new_process(tmp_path: Path) -> None:
     assert lenders() == []
 
 
-def test_a_loan_that_is_taken_during_a_request_is_not_ended_with_it(
+def test_a_port_lent_during_a_request_survives_the_failure_of_that_request(
     borrowed: BorrowedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taking = threading.Thread(target=borrowed.take, args=(lend(Cluster(n1=1).port(0)),))
@@ -110,7 +110,7 @@ def test_a_loan_that_is_taken_during_a_request_is_not_ended_with_it(
         borrowed.call(request)
 
 
-def test_an_answer_that_was_not_awaited_is_not_that_to_the_next_request(
+def test_the_answer_to_an_interrupted_request_does_not_answer_the_next_request(
     borrowed: BorrowedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> None:

@@ -28,7 +28,7 @@ def save_by(writer: StrataWriter, value: float, step: int) -> None:
     dcp_save(a_state(value), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
 
 
-def test_alone_it_takes_the_place_of_the_first(tmp_path: Path) -> None:
+def test_without_coordinators_a_second_save_of_a_step_replaces_the_first(tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path, keep_count=2)
     for value, step in ((1, 7), (2, 8), (3, 7), (4, 7)):
         save_by(writer, value, step)
@@ -44,7 +44,7 @@ def test_alone_it_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [(1, 2, 3, 1), (1, 2, 3, 2, 3, 1), (5, 6, 7, 4, 5)])
-def test_alone_an_earlier_step_is_newer_than_all_before_also_where_it_was_removed(
+def test_an_earlier_step_saved_again_is_the_newest_even_if_it_was_removed(
     steps: tuple[int, ...], tmp_path: Path
 ) -> None:
     writer = StrataWriter(tmp_path, keep_count=2)
@@ -55,7 +55,7 @@ def test_alone_an_earlier_step_is_newer_than_all_before_also_where_it_was_remove
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(len(steps) - 1)), "the newest of all"
 
 
-def test_under_coordinators_it_is_refused_and_the_first_stays(tmp_path: Path) -> None:
+def test_coordinators_refuse_a_second_save_of_a_step(tmp_path: Path) -> None:
     cluster = Cluster(n1=1)
     writer = StrataWriter(tmp_path, client=cluster.port(0))
     save_by(writer, 1, 7)
@@ -70,7 +70,7 @@ def test_under_coordinators_it_is_refused_and_the_first_stays(tmp_path: Path) ->
     assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=8)) == flat(a_state(2))
 
 
-def test_all_that_was_saved_stays_where_everything_is_kept(tmp_path: Path) -> None:
+def test_without_retention_every_save_of_a_step_stays(tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path)
     for value in (1, 2, 3):
         save_by(writer, value, 7)
@@ -90,7 +90,7 @@ def refuse_markers(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reopened", [True, False])
-def test_under_coordinators_a_save_that_failed_after_its_commit_is_ended_and_not_taken_for_another(
+def test_a_committed_save_that_failed_is_finished_and_refuses_a_second_save(
     reopened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Cluster(n1=1).port(0)
@@ -111,7 +111,7 @@ def test_under_coordinators_a_save_that_failed_after_its_commit_is_ended_and_not
     assert flat(load(tmp_path, a_state(0), step=8, client=client)) == flat(a_state(2))
 
 
-def test_alone_a_save_whose_marker_failed_is_no_checkpoint_and_another_takes_its_place(
+def test_a_save_whose_marker_failed_is_replaced_by_the_next_save_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = StrataWriter(tmp_path)
@@ -141,9 +141,7 @@ class Late(JsonSavePlanner):
 
 
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_a_save_that_begins_before_another_one_has_ended_takes_its_place(
-    coordinated: bool, tmp_path: Path
-) -> None:
+def test_a_new_save_aborts_the_save_in_progress(coordinated: bool, tmp_path: Path) -> None:
     """Neither save stores its state under the other's step."""
     cluster = Cluster(n1=1)
     writer = StrataWriter(tmp_path, keep_count=0, client=cluster.port(0) if coordinated else None)

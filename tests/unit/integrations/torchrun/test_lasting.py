@@ -8,7 +8,7 @@ from strata.integrations.torchrun.workers import Workers
 
 
 @pytest.mark.parametrize("goes_on", [Workers.rank_attached, Workers.rank_stepped, Workers.rank_stopped])
-def test_a_worker_that_goes_on_takes_back_that_another_try_would_not_help(
+def test_a_worker_that_continues_withdraws_its_permanent_failure(
     goes_on: Callable[[Workers, int, int], None],
 ) -> None:
     workers = Workers()

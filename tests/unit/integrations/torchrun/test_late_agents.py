@@ -33,7 +33,7 @@ class _Refusing:
     ],
     ids=["late in the same run", "nobody knows the run", "another run"],
 )
-def test_a_late_agent_ends_well_only_where_the_scheduler_knows_its_run(
+def test_a_late_agent_exits_gracefully_only_if_the_scheduler_knows_its_run(
     env: dict[str, str], error: StrataError, graceful: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415

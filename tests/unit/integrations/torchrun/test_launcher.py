@@ -67,18 +67,18 @@ def test_the_launcher_s_configuration_is_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("config", [None, object(), Config(nproc_per_node=None), Config(max_restarts="many")])
-def test_a_launcher_that_is_not_torch_s_tells_nothing(config: object) -> None:
+def test_a_launcher_that_is_not_torch_s_yields_no_agent(config: object) -> None:
     assert launch_agent(config) is None
 
 
-def test_an_agent_is_asked_what_it_runs() -> None:
+def test_an_agent_s_slots_and_role_are_read() -> None:
     assert _rendezvous(WorkerGroup(Spec())) == Workers(slots=2, role="trainer")
 
 
 @pytest.mark.parametrize(
     "group", [None, object(), WorkerGroup(None), WorkerGroup(Spec(local_world_size=None))]
 )
-def test_an_agent_that_is_not_torch_s_says_nothing_of_its_workers(group: object) -> None:
+def test_an_agent_that_is_not_torch_s_yields_no_workers(group: object) -> None:
     assert _rendezvous(group) is None
 
 
@@ -93,13 +93,13 @@ def test_the_worker_that_failed_first_is_named() -> None:
 @pytest.mark.parametrize(
     ("code", "reason"), [(3, "exited with 3"), (-15, "was ended by SIGTERM"), (-99, "was ended by signal 99")]
 )
-def test_a_failure_is_told_in_words(code: int, reason: str) -> None:
+def test_a_failure_is_described_in_words(code: int, reason: str) -> None:
     found = _invoke_run(GivesUpError({0: Failure(code)}))
     assert found is not None
     assert (found.code, found.reason) == (code, reason)
 
 
-def test_a_failure_with_exit_code_0_is_one_all_the_same() -> None:
+def test_a_failure_with_exit_code_0_is_reported_as_exit_code_1() -> None:
     found = _invoke_run(GivesUpError({0: Failure(0)}))
     assert found is not None
     assert found.code == 1
@@ -110,7 +110,7 @@ def test_an_agent_whose_workers_did_not_fail_has_no_failure(result: object) -> N
     assert _invoke_run(result) is None
 
 
-def test_an_agent_that_gives_up_says_by_its_exception_why() -> None:
+def test_the_failure_is_read_from_the_exception_of_an_agent_that_gives_up() -> None:
     try:
         raise GivesUpError({5: Failure(7)})
     except GivesUpError:
@@ -119,7 +119,7 @@ def test_an_agent_that_gives_up_says_by_its_exception_why() -> None:
     assert find_failure() is None
 
 
-def test_the_names_are_still_torch_s() -> None:
+def test_the_installed_torch_has_the_variables_that_strata_reads() -> None:
     """The installed torch has the variables that Strata looks for."""
     api = pytest.importorskip("torch.distributed.elastic.agent.server.api")
     launcher = pytest.importorskip("torch.distributed.launcher.api")

@@ -17,7 +17,7 @@ from tests.unit.integrations.torchrun.places import place, update
 from tests.unit.integrations.torchrun.test_settings import settings
 
 
-def test_workers_that_leave_have_their_time_from_the_end_of_their_generation_on(
+def test_the_grace_of_leaving_workers_starts_at_the_end_of_their_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time does not count from the previous update, which may be old: no update comes during a save."""

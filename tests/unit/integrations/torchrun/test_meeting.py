@@ -62,6 +62,6 @@ def test_role_ranks_are_those_that_torch_would_count(agents: list[tuple[str, int
         {0: STORE.encode(), 4: b"\xff"},
     ],
 )
-def test_what_another_program_brought_is_refused(payloads: dict[int, bytes]) -> None:
+def test_payloads_of_another_program_are_refused(payloads: dict[int, bytes]) -> None:
     with pytest.raises(ConfigError):
         meet(payloads, size=8, first_rank=0, role=DEFAULT_ROLE)

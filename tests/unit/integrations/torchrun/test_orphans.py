@@ -96,7 +96,7 @@ def test_a_worker_is_found_in_the_middle_of_exec(tmp_path: Path) -> None:
             worker.wait()
 
 
-def test_one_without_an_environment_or_who_has_ended_is_nobody_s_orphan(tmp_path: Path) -> None:
+def test_a_process_without_an_environment_or_already_ended_is_no_orphan(tmp_path: Path) -> None:
     bare = subprocess.Popen(["/bin/sleep", "1000"], env={})
     try:
         assert orphans.environment(bare.pid) == b""
@@ -119,7 +119,7 @@ def test_an_agent_that_ends_in_order_leaves_its_workers_to_torchrun(tmp_path: Pa
         assert not gone(worker, 0.0)
 
 
-def test_only_a_child_of_this_process_is_ended_or_what_is_above_a_grandchild() -> None:
+def test_only_a_direct_child_or_a_grandchilds_parent_is_killed() -> None:
     child = Child.start(["sleep", "1000"])
     wrapper = Child.start(["sh", "-c", "sleep 1000 & echo; wait"])
     try:

@@ -45,7 +45,7 @@ class Member:
         self.left = True
 
 
-def test_it_joins_again_as_another_member_until_one_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_joins_as_a_new_member_until_one_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     from strata.client.event_loop import BackgroundLoop  # noqa: PLC0415
 
     handler = importlib.import_module(

@@ -15,7 +15,7 @@ from tests.unit.integrations.torchrun.test_settings import settings
 LIMIT_S = 10.0
 
 
-async def test_an_error_that_is_none_of_strata_s_ends_the_agent_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_foreign_exception_also_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the agent would wait for a world for ever."""
 
     async def run(_self: MemberSession) -> None:

@@ -50,7 +50,7 @@ def settings(
         ({"STRATA_RUN_PREEMPT": "job"}, {"preempt": "member", "preempt_grace_s": "60"}, "member", 60.0),
     ],
 )
-def test_who_leaves_by_a_signal_and_how_soon_is_as_for_strata_run(
+def test_preempt_settings_take_the_same_precedence_as_in_strata_run(
     env: dict[str, str], conf: dict[str, str], who: str, grace_s: float
 ) -> None:
     """The training's setting, from STRATA_TRAIN_PREEMPT or strata.toml, counts unless the agent's own settings override it."""
@@ -62,7 +62,7 @@ def test_who_leaves_by_a_signal_and_how_soon_is_as_for_strata_run(
     "conf",
     [{"preempt": "nobody"}, {"preempt_grace_s": "0"}, {"preempt_grace_s": "soon"}, {"preempt_grace_s": 1e6}],
 )
-def test_who_leaves_by_a_signal_is_one_of_two_and_has_some_time(conf: dict[str, Any]) -> None:
+def test_invalid_preempt_settings_are_refused(conf: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="preempt"):
         settings(conf=conf)
 
@@ -76,7 +76,7 @@ def test_torchrun_s_own_options_are_enough() -> None:
     assert found.max_no_progress_generations == NO_BREAKER
 
 
-def test_all_of_rdzv_conf_counts() -> None:
+def test_every_option_of_rdzv_conf_is_applied() -> None:
     conf = {
         "worker_id": "w",
         "settle_s": "0.5",
@@ -105,7 +105,7 @@ def test_the_attempt_is_the_scheduler_s_unless_given(
     assert settings(env=env, conf=conf).attempt == attempt
 
 
-def test_torch_s_last_call_is_our_settling_and_the_environment_names_coordinators_and_worker() -> None:
+def test_last_call_timeout_sets_settle_s_and_variables_set_endpoints_and_worker() -> None:
     found = settings(
         endpoint="",
         conf={"last_call_timeout": "9"},
@@ -114,12 +114,12 @@ def test_torch_s_last_call_is_our_settling_and_the_environment_names_coordinator
     assert (found.settle_s, str(found.endpoints[0]), found.worker_id) == (9.0, "127.0.0.1:7", "w9")
 
 
-def test_outside_of_torch_s_launcher_slots_are_told() -> None:
+def test_outside_torchs_launcher_slots_come_from_the_config() -> None:
     assert settings(launch=None).slots == 1
     assert settings(launch=None, conf={"slots": 4}).slots == 4
 
 
-def test_the_agent_s_own_specification_says_its_role_and_its_workers() -> None:
+def test_the_agents_worker_spec_sets_role_and_slots() -> None:
     found = of_agent(settings(launch=None), Workers(slots=2, role="trainer"))
     assert (found.slots, found.role) == (2, "trainer")
     assert of_agent(settings(), None) == settings()
@@ -150,7 +150,7 @@ def test_the_agent_s_own_specification_says_its_role_and_its_workers() -> None:
         ({"conf": {"worker_id": "a b"}}, "cannot name a worker", "A-Z"),
     ],
 )
-def test_what_cannot_work_is_refused_with_a_hint(change: dict[str, Any], what: str, hint: str) -> None:
+def test_unworkable_settings_are_refused_with_a_hint(change: dict[str, Any], what: str, hint: str) -> None:
     with pytest.raises(StrataError, match=re.escape(what)) as refused:
         settings(**change)
     assert hint in refused.value.hint
@@ -161,12 +161,12 @@ def test_any_host_s_name_makes_a_worker_id(host: str) -> None:
     assert settings(host=host).worker_id.endswith("-42")
 
 
-def test_a_refusal_is_no_surprise_to_torch() -> None:
+def test_invalid_settings_raise_config_error() -> None:
     with pytest.raises(ConfigError):
         settings(run_id="none")
 
 
-def test_the_scheduler_says_which_run_it_is_and_a_run_id_does_not() -> None:
+def test_the_scheduler_identifies_the_run_and_a_rendezvous_id_does_not() -> None:
     """`--rdzv-id` is the job's name, so a later training of that name has the same id."""
     assert settings(env={"TORCHELASTIC_RUN_ID": "gpt"}).scheduled_run == ""
     assert settings(env={"SLURM_JOB_ID": "4711"}).scheduled_run == "slurm-4711"

@@ -25,7 +25,7 @@ def sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_first_signal_asks_and_the_second_is_torchrun_s(torchs: list[int]) -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_is_torchruns(torchs: list[int]) -> None:
     requests: list[str] = []
     signals = AgentSignals(requests.append)
     signals.take()
@@ -37,7 +37,7 @@ def test_the_first_signal_asks_and_the_second_is_torchrun_s(torchs: list[int]) -
     assert torchs == [signal.SIGTERM]
 
 
-def test_a_scheduler_s_warning_asks_too_and_the_sigterm_that_it_means_is_no_second_one(
+def test_a_scheduler_warning_requests_a_stop_and_its_sigterm_is_no_second_signal(
     torchs: list[int],
 ) -> None:
     requests: list[str] = []
@@ -53,7 +53,7 @@ def test_a_scheduler_s_warning_asks_too_and_the_sigterm_that_it_means_is_no_seco
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_a_warning_that_nobody_can_obey_ends_as_sigterm_does(torchs: list[int]) -> None:
+def test_a_warning_that_reaches_no_coordinator_ends_as_sigterm_does(torchs: list[int]) -> None:
     signals = AgentSignals(lambda _name: None)
     signals.take()
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -62,7 +62,7 @@ def test_a_warning_that_nobody_can_obey_ends_as_sigterm_does(torchs: list[int]) 
     signals.give_back()
 
 
-def test_after_a_generation_everything_is_as_before(torchs: list[int]) -> None:
+def test_signal_handlers_are_restored_after_a_generation(torchs: list[int]) -> None:
     requests: list[str] = []
     signals = AgentSignals(requests.append)
     signals.take()
@@ -76,7 +76,7 @@ def test_after_a_generation_everything_is_as_before(torchs: list[int]) -> None:
     signals.give_back()
 
 
-def test_a_handler_that_torchrun_sets_anew_is_found_again(torchs: list[int]) -> None:
+def test_a_handler_that_torchrun_sets_again_is_found_again(torchs: list[int]) -> None:
     requests: list[str] = []
     signals = AgentSignals(requests.append)
     signals.take()
@@ -88,7 +88,7 @@ def test_a_handler_that_torchrun_sets_anew_is_found_again(torchs: list[int]) -> 
     assert (requests, torchs, later) == (["SIGTERM"], [], [signal.SIGTERM])
 
 
-def test_a_signal_that_torchrun_was_told_to_leave_alone_is_left_alone() -> None:
+def test_a_signal_that_torchrun_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         signals = AgentSignals(lambda _name: None)
@@ -98,7 +98,7 @@ def test_a_signal_that_torchrun_was_told_to_leave_alone_is_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_outside_of_the_main_thread_nothing_is_taken(torchs: list[int]) -> None:
+def test_no_signal_handler_is_installed_outside_of_the_main_thread(torchs: list[int]) -> None:
     now = signal.getsignal(signal.SIGTERM)
     signals = AgentSignals(lambda _name: None)
     other = threading.Thread(target=signals.take)

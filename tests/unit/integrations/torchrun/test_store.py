@@ -37,7 +37,7 @@ def made(
 
 
 @pytest.mark.parametrize("group_rank", [0, 1])
-def test_torch_numbers_its_workers_without_asking_anybody(group_rank: int) -> None:
+def test_torch_numbers_its_workers_without_reading_the_shared_store(group_rank: int) -> None:
     """The store behind is empty here, because another agent may end before it writes to it."""
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=None, entrypoint="true")  # type: ignore[arg-type]
     number = SimpleElasticAgent._assign_worker_ranks
@@ -53,7 +53,7 @@ def test_an_agent_with_another_number_of_workers_is_refused() -> None:
     assert "slots=3" in refused.value.hint
 
 
-def test_all_else_is_kept_in_the_store_behind() -> None:
+def test_other_keys_are_kept_in_the_underlying_store() -> None:
     behind = HashStore()
     one, other = made(behind), made(behind)
     one.set("key", "value")
@@ -65,7 +65,7 @@ def test_all_else_is_kept_in_the_store_behind() -> None:
     other.wait(["key", "a"])
 
 
-def test_who_enters_the_exit_barrier_is_done_and_leaves_with_the_others() -> None:
+def test_an_agent_in_the_exit_barrier_is_finished_and_leaves_with_the_others() -> None:
     behind, finished = HashStore(), []
     one = made(behind, finished=lambda: finished.append("one"))
     other = made(behind, finished=lambda: finished.append("other"))
@@ -76,7 +76,7 @@ def test_who_enters_the_exit_barrier_is_done_and_leaves_with_the_others() -> Non
     one.wait([last])
 
 
-def test_who_has_the_store_leaves_last() -> None:
+def test_the_store_host_leaves_last() -> None:
     """The store ends with its host. An agent that has not read the barrier's key yet would end with a traceback."""
     behind, left = HashStore(), []
     host, other = made(behind, first_rank=0), made(behind)
@@ -95,7 +95,7 @@ def test_who_has_the_store_leaves_last() -> None:
     assert left == ["host"]
 
 
-def test_who_has_the_store_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_host_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PART_S", 0.1)
     behind = HashStore()
     host, other = made(behind, first_rank=0), made(behind)
@@ -103,7 +103,9 @@ def test_who_has_the_store_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatc
     torchs.barrier(store=host, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
 
 
-def test_who_had_the_store_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_leaves_the_exit_barrier_even_if_the_store_host_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     behind = HashStore()
     host, other = made(behind, first_rank=0), made(behind)
     torchs._barrier_nonblocking(store=host, world_size=2, key_prefix=EXIT_BARRIER)
@@ -118,7 +120,7 @@ def test_who_had_the_store_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     torchs.barrier(store=other, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
 
 
-def test_nobody_waits_for_those_of_a_generation_that_has_ended() -> None:
+def test_the_exit_barrier_fails_once_its_generation_has_ended() -> None:
     limits_s: list[float] = []
 
     def ended_within(limit_s: float) -> bool:
@@ -139,7 +141,7 @@ def test_the_wait_has_the_time_that_was_set() -> None:
         return False
 
     one = made(HashStore(), ended_within=ended_within)
-    with pytest.raises(DistStoreError, match="did not come in time"):
+    with pytest.raises(DistStoreError, match="did not arrive in time"):
         one.wait(["key"], timedelta(seconds=1))
     assert sum(waited) == pytest.approx(1.0)
     one.set_timeout(timedelta(seconds=2))

@@ -21,7 +21,7 @@ from strata.launch.warm.python_command import python_command
         ("python --check-hash-based-pycs never t.py", ("--check-hash-based-pycs", "never"), ("t.py",), ()),
     ],
 )
-def test_python_s_commands(
+def test_python_command_lines_are_parsed_as_python_does(
     line: str, flags: tuple[str, ...], target: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
     found = python_command(line.split())
@@ -49,5 +49,5 @@ def test_python_s_commands(
         "torchrun t.py",
     ],
 )
-def test_what_cannot_be_prepared(line: str) -> None:
+def test_a_command_that_cannot_be_prestarted_is_not_recognised(line: str) -> None:
     assert python_command(line.split()) is None

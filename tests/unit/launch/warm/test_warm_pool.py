@@ -101,7 +101,7 @@ def both(
 
 
 @pytest.mark.parametrize("way", ["script", "folder", "link", "module", "package", "flags"])
-def test_a_script_finds_what_python_would_have_set(folder: Path, way: str) -> None:
+def test_a_warm_script_sees_the_same_settings_as_under_python(folder: Path, way: str) -> None:
     package = folder / "pkg"
     package.mkdir()
     for name in ("train.py", "pkg/__init__.py", "pkg/train.py", "pkg/__main__.py"):
@@ -121,28 +121,28 @@ def test_a_script_finds_what_python_would_have_set(folder: Path, way: str) -> No
 
 
 @pytest.mark.parametrize("script", ENDS.values(), ids=ENDS)
-def test_a_script_ends_as_it_would_have(folder: Path, script: str) -> None:
+def test_a_script_ends_as_in_a_cold_process(folder: Path, script: str) -> None:
     (folder / "train.py").write_text(script)
     cold, from_warm = both(folder, "train.py")
     assert from_warm == cold
 
 
 @pytest.mark.parametrize("words", [("-m", "no_such_module"), ("-m", "failing")])
-def test_a_module_that_fails_says_the_same(folder: Path, words: tuple[str, ...]) -> None:
+def test_a_failing_module_fails_as_under_python(folder: Path, words: tuple[str, ...]) -> None:
     (folder / "failing.py").write_text("1 / 0\n")
     cold, from_warm = both(folder, *words)
     assert cold[0] == 1
     assert from_warm == cold
 
 
-def test_its_imports_are_done_before(folder: Path) -> None:
+def test_the_imports_of_a_script_run_before_its_start(folder: Path) -> None:
     (folder / "costly.py").write_text("import os; print('RANK' in os.environ, flush=True)\n")
     (folder / "train.py").write_text("print('now'); import costly\n")
     starter = warm(sys.executable, "train.py", modules=("costly", "no_such_module"))
     assert ended(starter, folder / "log", {**os.environ, "RANK": "0"}) == (0, "False\nnow\n")
 
 
-def test_without_a_spare_it_starts_from_nothing(folder: Path) -> None:
+def test_without_a_spare_process_a_rank_starts_cold(folder: Path) -> None:
     (folder / "train.py").write_text("print('ran')\n")
     starter = warm(sys.executable, "train.py")
     starter.prepare(1)
@@ -153,7 +153,7 @@ def test_without_a_spare_it_starts_from_nothing(folder: Path) -> None:
     assert not starter._spares
 
 
-def test_a_program_that_is_not_python_after_all_is_not_waited_for(folder: Path) -> None:
+def test_a_program_that_is_not_python_is_started_cold_without_delay(folder: Path) -> None:
     (folder / "python").write_text('#!/bin/sh\ntest "$1" = train.py && exit 5\nexec sleep 1000\n')
     (folder / "python").chmod(0o755)
     (folder / "train.py").write_text("")
@@ -164,7 +164,7 @@ def test_a_program_that_is_not_python_after_all_is_not_waited_for(folder: Path) 
     assert spare.child.join(LIMIT_S) == -signal.SIGKILL
 
 
-def test_what_waits_ends_with_its_owner(folder: Path) -> None:
+def test_a_waiting_warm_process_ends_with_its_owner(folder: Path) -> None:
     (folder / "train.py").write_text("print('never')\n")
     starter = warm(sys.executable, "train.py")
     starter.prepare(2)
@@ -178,11 +178,11 @@ def test_what_waits_ends_with_its_owner(folder: Path) -> None:
 @pytest.mark.parametrize(
     "command", [("sh", "-c", "true"), (sys.executable, "-c", "pass"), (sys.executable, "gone.py")]
 )
-def test_other_commands_are_started_as_ever(command: tuple[str, ...]) -> None:
+def test_other_commands_get_no_warm_starter(command: tuple[str, ...]) -> None:
     assert WarmStarter.of(command, modules=(), inherited={}) is None
 
 
-def test_what_torch_imports_with_the_first_optimizer_is_imported_as_well(folder: Path) -> None:
+def test_modules_that_torch_imports_with_the_first_optimizer_are_preloaded(folder: Path) -> None:
     (folder / "train.py").write_text("from torch import nn\n")
     starter = warm(sys.executable, "train.py")
     assert starter._work[0].split(",") == ["torch", "torch._dynamo"]
@@ -190,7 +190,7 @@ def test_what_torch_imports_with_the_first_optimizer_is_imported_as_well(folder:
     assert warm(sys.executable, "train.py")._work[0] == "numpy"
 
 
-def test_the_libraries_of_a_script_and_its_own_files(folder: Path) -> None:
+def test_libraries_are_found_in_a_script_and_its_own_modules(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import os, torch.distributed as dist\nfrom model.net import Net\nfrom . import x\nimport gone, local\n"
         "def later():\n    import numpy\n"
@@ -225,7 +225,7 @@ def test_whether_a_script_uses_init_is_read_from_it_and_its_files(
     assert uses_init((sys.executable, "train.py", "--epochs", "3")) is supports_graceful_stop
 
 
-def test_of_another_program_nobody_knows_whether_it_uses_init() -> None:
+def test_a_program_that_cannot_be_inspected_counts_as_not_using_init() -> None:
     assert not uses_init(("sh", "-c", "python train.py"))
     assert not uses_init(("python", "-c", "import strata; strata.init()"))
 
@@ -245,12 +245,12 @@ def test_of_another_program_nobody_knows_whether_it_uses_init() -> None:
         "os.sched_setaffinity(0, {1})",
     ],
 )
-def test_what_is_imported_after_a_preparation_is_not_imported_early(folder: Path, prepares: str) -> None:
+def test_imports_after_a_preparation_are_not_preloaded(folder: Path, prepares: str) -> None:
     (folder / "model.py").write_text("import torch\n")
     (folder / "train.py").write_text(f"import numpy, os, sys\n{prepares}\nimport model\nimport jax\n")
     found = libraries_of(folder / "train.py", folder)
     assert found.modules == ["numpy"]
-    assert found.left_out == ["train.py, line 2, is to come before model"]
+    assert found.left_out == ["train.py, line 2, must come before model"]
 
 
 @pytest.mark.parametrize(
@@ -263,13 +263,13 @@ def test_what_is_imported_after_a_preparation_is_not_imported_early(folder: Path
         "p.path.join('a')",
     ],
 )
-def test_what_prepares_nothing_leaves_nothing_out(folder: Path, harmless: str) -> None:
+def test_harmless_statements_leave_no_import_out(folder: Path, harmless: str) -> None:
     (folder / "train.py").write_text(f"import os, sys\n{harmless}\nimport torch\n")
     found = libraries_of(folder / "train.py", folder)
     assert (found.modules, found.left_out) == (["torch"], [])
 
 
-async def test_what_a_warm_process_writes_before_it_is_a_rank_is_shown_as_such(folder: Path) -> None:
+async def test_output_of_a_warm_process_before_it_is_a_rank_is_labelled_warm(folder: Path) -> None:
     (folder / "chatty.py").write_text("import sys\nprint('imported', file=sys.stderr)")
     (folder / "train.py").write_text("import chatty\nprint('trains')")
     ends = os.pipe(), os.pipe()

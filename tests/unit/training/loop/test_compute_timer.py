@@ -29,7 +29,7 @@ def make() -> tuple[Time, ComputeTimer]:
     return time, ComputeTimer(clock)
 
 
-def test_the_wait_for_data_and_the_work_count_and_the_wait_for_others_does_not() -> None:
+def test_compute_time_includes_data_wait_and_work_but_no_collectives() -> None:
     time, own = make()
 
     def batches() -> Iterator[int]:
@@ -48,7 +48,7 @@ def test_the_wait_for_data_and_the_work_count_and_the_wait_for_others_does_not()
     assert measured == [5.0, 5.0]
 
 
-def test_a_step_of_several_batches_has_all_of_them() -> None:
+def test_the_compute_time_of_a_step_includes_all_its_batches() -> None:
     time, own = make()
 
     def batches() -> Iterator[int]:
@@ -66,7 +66,7 @@ def test_a_step_of_several_batches_has_all_of_them() -> None:
     assert measured == [6.0, 6.0]
 
 
-def test_a_loop_of_one_s_own_counts_the_work() -> None:
+def test_compute_time_in_a_custom_loop_is_the_work() -> None:
     time, own = make()
     assert own.last_s == 0.0
     for _ in range(2):

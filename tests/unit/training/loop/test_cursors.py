@@ -16,7 +16,7 @@ def book(rank: int, texts: Iterable[str] = (), own: str = "") -> CursorBook:
     return CursorBook(rank=rank, own=own, of_ranks=lambda: texts)
 
 
-def test_a_position_is_of_one_epoch() -> None:
+def test_a_cursor_position_belongs_to_one_epoch() -> None:
     cursors = Cursors({3: (1, 40)})
     assert (cursors.position(3, epoch=1), cursors.position(3, epoch=2), cursors.position(4)) == (40, 0, 0)
     with pytest.raises(CheckpointError, match="shard 3 is in epoch 1, not in 0"):
@@ -35,7 +35,7 @@ def test_no_shard_goes_backwards(shard: int, position: int, epoch: int) -> None:
         cursors.advance(shard, position, epoch=epoch)
 
 
-def test_a_rank_saves_its_own_and_rank_0_what_nobody_reads_now() -> None:
+def test_a_rank_saves_its_own_cursors_and_rank_0_the_unread_ones() -> None:
     before = ['{"a":{"1":[0,10],"2":[0,20]},"b":{"7":[0,1]}}']
     books = [book(rank, before) for rank in range(3)]
     books[0].of("a")
@@ -49,7 +49,7 @@ def test_a_rank_saves_its_own_and_rank_0_what_nobody_reads_now() -> None:
     assert merged(one.saved() for one in books) == {"a": {1: (0, 10), 2: (0, 30)}, "b": {7: (0, 5)}}
 
 
-def test_who_never_looks_reads_nothing_and_saves_what_it_had() -> None:
+def test_an_unread_cursor_book_saves_its_own_text_unchanged() -> None:
     def never() -> Iterable[str]:
         raise AssertionError("nobody asked")
 
@@ -57,13 +57,13 @@ def test_who_never_looks_reads_nothing_and_saves_what_it_had() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a":3}', '{"a":{"x":[0,1]}}', '{"a":{"1":[0]}}'])
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_an_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError, match="cursors cannot be read"):
         book(1, [text]).of("a")
 
 
 @given(st.data())
-def test_no_shard_is_forgotten_or_goes_back_whoever_reads_it_in_whichever_world(data: st.DataObject) -> None:
+def test_no_shard_is_lost_or_goes_back_across_worlds_of_any_size(data: st.DataObject) -> None:
     """Worlds of any size follow one another, and in each any rank advances any of its own shards."""
     texts: list[str] = []
     expected: dict[int, int] = {}

@@ -67,7 +67,7 @@ def step(ddp: Any) -> None:
     ddp(torch.randn(6, 4)).sum().backward()
 
 
-def test_the_first_step_has_the_buckets_that_were_saved_and_nothing_else_is_changed() -> None:
+def test_the_saved_bucket_order_is_restored_without_side_effects() -> None:
     module = net()
     ddp = wrap(module)
     first = module[0].weight
@@ -94,7 +94,7 @@ def test_the_first_step_has_the_buckets_that_were_saved_and_nothing_else_is_chan
     )
 
 
-def test_gradients_are_those_that_they_would_be() -> None:
+def test_restored_buckets_do_not_change_gradients() -> None:
     wanted, found = wrap(net()), wrap(net(), gradient_as_bucket_view=True)
     buckets({"model": found.module}).begin()
     for ddp in (wanted, found):
@@ -105,7 +105,7 @@ def test_gradients_are_those_that_they_would_be() -> None:
         assert torch.equal(one.grad, other.grad)
 
 
-def test_a_compiled_one_goes_on() -> None:
+def test_a_compiled_module_trains_on_with_restored_buckets() -> None:
     wanted, found = (wrap(net(), bucket_cap_mb=25) for _ in range(2))
     compiled = torch.compile(found, backend="aot_eager")
     buckets({"model": found.module}).begin()
@@ -180,7 +180,7 @@ def twice(module: Any) -> Any:
         *(other_torch, unwrapped, twice),
     ],
 )
-def test_what_is_not_plain_ddp_is_left_alone(
+def test_a_module_other_than_plain_ddp_is_left_alone(
     make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = net()
@@ -194,7 +194,7 @@ def test_what_is_not_plain_ddp_is_left_alone(
     assert kept is not None
 
 
-def test_parameters_that_are_frozen_are_no_part_of_it() -> None:
+def test_frozen_parameters_are_not_in_the_bucket_order() -> None:
     module = net()
     module[0].requires_grad_(requires_grad=False)
     ddp = wrap(module)
@@ -206,7 +206,7 @@ def test_parameters_that_are_frozen_are_no_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("saved", [None, [0, 1], [0, 0, 1, 2, 3, 4]])
-def test_a_checkpoint_that_does_not_know_these_parameters(saved: list[int] | None) -> None:
+def test_an_order_that_does_not_fit_the_parameters_is_not_applied(saved: list[int] | None) -> None:
     ddp = wrap(net())
     ranks = Ranks()
     buckets({"model": ddp.module}, ranks, order=saved).begin()
@@ -216,14 +216,14 @@ def test_a_checkpoint_that_does_not_know_these_parameters(saved: list[int] | Non
 @pytest.mark.parametrize(
     "ranks", [Ranks(b"unable"), Ranks(fails=BarrierBroken("b")), Ranks(fails=BarrierTimeout("t"))]
 )
-def test_no_rank_does_it_unless_all_do(ranks: Ranks) -> None:
+def test_the_bucket_order_is_restored_only_if_all_ranks_can(ranks: Ranks) -> None:
     ddp = wrap(net())
     buckets({"model": ddp.module}, ranks).begin()
     assert ranks.told == [b"able"]
     assert not any(ddp.reducer.get_backward_stats())
 
 
-def test_nobody_is_asked_without_a_checkpoint_or_by_two_ranks() -> None:
+def test_ranks_exchange_nothing_without_a_checkpoint_or_with_only_two_ranks() -> None:
     ddp = wrap(net())
     fresh, pair = Ranks(), Ranks()
     pair.world_size = 2

@@ -102,7 +102,7 @@ def test_a_length_that_is_an_estimate_leaves_nothing_out(world_size: int, tmp_pa
     assert seen == dict.fromkeys(range(world_size), whole)
 
 
-def test_a_loader_that_ends_before_its_length_within_a_step_is_told_of(
+def test_a_loader_that_ends_early_within_a_step_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fed = list(OrdinaryFeed(Sized(3, 4), 2, 1, length=4).epoch(Position()))
@@ -110,7 +110,9 @@ def test_a_loader_that_ends_before_its_length_within_a_step_is_told_of(
     assert "the loader ended with 3 of 4 batches" in caplog.text
 
 
-def test_an_ordinary_loader_is_passed_over_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ordinary_loader_is_fast_forwarded_and_the_log_reports_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     at = Position(epoch_batches=2)
     for before, told in ((2, 1), (4, 2), (None, 1)):
         caplog.clear()
@@ -130,7 +132,9 @@ def test_the_last_step_of_an_ordinary_loader_may_have_fewer_batches() -> None:
         assert [(one.samples, one.batches) for one in fed if one.last] == [(4, 2), (4, 2), (2, 1)]
 
 
-def test_loaders_of_different_lengths_end_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loaders_of_different_lengths_end_at_the_same_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A rank with more batches is not left alone in a collective."""
     room = Room(2)
     seen: dict[int, list[int]] = {0: [], 1: []}
@@ -152,7 +156,7 @@ def test_loaders_of_different_lengths_end_alike(tmp_path: Path, caplog: pytest.L
     assert "rank 0 leaves out 2 of its 5 batches of each epoch: rank 1 has 3" in caplog.text
 
 
-def test_loaders_whose_lengths_nobody_agrees_on_are_used_as_they_are(
+def test_loaders_without_an_agreed_length_are_used_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Missing(Alone):
@@ -164,7 +168,7 @@ def test_loaders_whose_lengths_nobody_agrees_on_are_used_as_they_are(
     lengths = Lengths(Missing(world_size=1))
     assert [lengths.shortest(5), lengths.shortest(4)] == [None, None]
     assert caplog.text.count("is not known: 1 of 2 arrived") == 1, "and nobody waits for the next one"
-    assert caplog.text.count("waiting on for the length of a loader") == LOADER_ROUNDS - 1
+    assert caplog.text.count("still waiting for the length of a loader") == LOADER_ROUNDS - 1
 
 
 class Scripted(Alone):
@@ -192,13 +196,13 @@ def test_a_rank_that_is_late_with_its_loader_is_waited_for() -> None:
     assert Lengths(Scripted(late, late, told(3))).shortest(5) == 3
 
 
-def test_lengths_that_differed_are_kept_when_nobody_can_be_asked() -> None:
+def test_agreed_lengths_are_kept_while_the_coordinators_are_lost() -> None:
     """Otherwise a rank would wait alone in a collective once the coordinators are lost."""
     lengths = Lengths(Scripted(told(3), Unavailable("no outcome")))
     assert [lengths.shortest(5) for _ in range(3)] == [3, 3, 3]
 
 
-def test_loaders_that_are_as_long_on_all_ranks_are_asked_about_once() -> None:
+def test_loaders_of_equal_length_are_compared_once() -> None:
     room = Room(2)
     others = threading.Thread(target=lambda: Lengths(room.rank(1)).shortest(5), daemon=True)
     others.start()

@@ -14,7 +14,7 @@ from strata.training.save.state import Position
 from tests.unit.training.making import make_run
 
 
-def test_a_message_is_of_the_moment_it_was_asked_for() -> None:
+def test_a_message_has_the_values_of_the_moment_it_was_requested() -> None:
     reporter, ledger = TrainingReporter(total_steps=100), Ledger(since_s=0.0)
     reporter.report({"loss": 3.0})
     ledger.enter("step", 2.0)
@@ -27,12 +27,12 @@ def test_a_message_is_of_the_moment_it_was_asked_for() -> None:
     assert (dict(message.reported), dict(message.goodput_s)) == ({"loss": 3.0}, {"start": 2.0})
 
 
-def test_other_ranks_send_none() -> None:
+def test_only_rank_0_sends_a_training_report() -> None:
     reporter, ledger = TrainingReporter(total_steps=None), Ledger(since_s=0.0)
     assert reporter.message(1, Position(), ledger.so_far()) is None
 
 
-def test_what_a_message_cannot_carry_does_not_keep_it_from_being_made() -> None:
+def test_values_that_a_message_cannot_carry_are_replaced() -> None:
     reporter, ledger = TrainingReporter(total_steps=None), Ledger(since_s=0.0, phase="\ud800 eval")
     ledger.enter("step", 1.0)
     make = reporter.message(0, Position(samples=2**64), ledger.so_far())
@@ -41,7 +41,7 @@ def test_what_a_message_cannot_carry_does_not_keep_it_from_being_made() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 2**63, 1.5])
-def test_an_epoch_that_is_none_is_refused_before_it_is_begun(epoch: int, tmp_path: Path) -> None:
+def test_an_invalid_epoch_is_refused_before_it_starts(epoch: int, tmp_path: Path) -> None:
     run = make_run(Alone(world_size=1), tmp_path, state={}, wait_s=1.0)
     with pytest.raises(InvalidArgument, match="epoch"):
         run.steps([1], epoch=epoch)

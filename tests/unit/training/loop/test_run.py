@@ -70,7 +70,7 @@ def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "saved", "left"), [(0, [1], 0), (None, [1], 0), (3, [], 1), ("it is broken", [], 1)]
 )
-def test_a_program_that_exits_in_the_block_is_done_unless_it_says_that_it_failed(
+def test_an_exit_in_the_block_is_done_unless_its_status_is_an_error(
     status: Any, saved: list[int], left: int, tmp_path: Path
 ) -> None:
     context = Room(1).rank(0)
@@ -94,7 +94,7 @@ def test_several_batches_may_make_one_step(tmp_path: Path) -> None:
         assert (run.step, run.position.epoch_batches, run.position.samples) == (2, 6, 12)
 
 
-def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
+def test_a_restarted_run_resumes_at_the_saved_step(tmp_path: Path) -> None:
     weights = np.zeros(1)
     first = started(tmp_path, weights=weights)
     for batch in first.steps(batches(6)):
@@ -118,7 +118,7 @@ def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["close", "save", "another loop", "at rest"])
-def test_a_loop_that_was_left_behind_the_optimizer_s_step_has_completed_it(then: str, tmp_path: Path) -> None:
+def test_a_loop_left_after_the_optimizer_step_has_completed_its_step(then: str, tmp_path: Path) -> None:
     """This holds also while tqdm, say, keeps the loop's iterator alive, so that Python does not report its end."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(1, 1)
@@ -173,7 +173,7 @@ def drawn(root: Path, *, until: int = 99) -> list[float]:
     return numbers
 
 
-def test_what_is_drawn_before_the_first_step_of_a_restored_run_changes_nothing(tmp_path: Path) -> None:
+def test_random_draws_before_a_restored_runs_first_step_change_nothing(tmp_path: Path) -> None:
     """For example, a sampler draws its seed when a loader is created after strata.init."""
     random.seed(1)
     wanted = drawn(tmp_path / "one")
@@ -183,7 +183,7 @@ def test_what_is_drawn_before_the_first_step_of_a_restored_run_changes_nothing(t
     assert drawn(tmp_path / "two") == wanted[4:]
 
 
-def test_random_states_are_put_back_only_where_they_were_restored_and_no_step_was_done(
+def test_random_states_are_restored_only_before_the_first_step_of_a_restored_run(
     tmp_path: Path,
 ) -> None:
     for step_before in (0, 1):  # none in a new run, one in the run that is restored from it
@@ -197,7 +197,7 @@ def test_random_states_are_put_back_only_where_they_were_restored_and_no_step_wa
         run.close()
 
 
-def test_a_loop_of_one_s_own_says_when_a_step_is_done(tmp_path: Path) -> None:
+def test_a_custom_loop_completes_its_steps_by_step_done(tmp_path: Path) -> None:
     recorder = Recorder()
     with started(tmp_path) as run:
         run.hooks.append(recorder)
@@ -210,7 +210,7 @@ def test_a_loop_of_one_s_own_says_when_a_step_is_done(tmp_path: Path) -> None:
         assert (again.step, again.position.samples) == (2, 20)
 
 
-def test_what_a_hook_raises_leaves_the_loop(tmp_path: Path) -> None:
+def test_an_exception_of_a_hook_leaves_the_loop(tmp_path: Path) -> None:
     class Stop(Recorder):
         def completed(self, step: int) -> None:
             raise SystemExit(75)
@@ -249,7 +249,7 @@ def test_settings_come_from_arguments_or_the_environment(
         strata.init(save_every_s=3)
 
 
-def test_a_training_may_save_what_has_changed_only(tmp_path: Path) -> None:
+def test_a_training_may_save_incrementals_between_full_checkpoints(tmp_path: Path) -> None:
     state = {"embedding": np.zeros(4 << 20)}
     with strata.init(state=state, storage_path=tmp_path, save_every_steps=1, full_every=2) as run:
         for _ in run.steps(batches(4)):
@@ -261,7 +261,7 @@ def test_a_training_may_save_what_has_changed_only(tmp_path: Path) -> None:
         strata.init(storage_path=tmp_path, full_every=-1)
 
 
-def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
+def test_goodput_accumulates_over_generations(tmp_path: Path) -> None:
     first = started(tmp_path)
     for _ in first.steps(batches(6)):
         if first.step == 4:
@@ -302,7 +302,7 @@ def test_the_end_waits_for_a_rank_that_still_evaluates(tmp_path: Path) -> None:
     assert (context.rounds, context.code, run.checkpoints.all_steps()) == (3, 0, [1])
 
 
-def test_an_end_that_nobody_else_comes_to_is_told(tmp_path: Path) -> None:
+def test_a_close_that_no_other_rank_joins_raises_a_timeout(tmp_path: Path) -> None:
     context = Late()
     run = make_run(context, tmp_path, state={}, wait_s=1.0)
     run.step_done()
@@ -326,7 +326,7 @@ class Timed(Alone):
 
 
 @pytest.mark.parametrize("what", ["a save", "a copy"])
-def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
+def test_an_earlier_failure_does_not_keep_the_last_step_from_being_saved(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = make_run(Alone(world_size=1), tmp_path, state={}, wait_s=1.0)
@@ -350,7 +350,7 @@ def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
     assert told == (what == "a save"), "which the last save does not hide"
 
 
-def test_the_common_save_waits_for_all_and_those_in_flight_unless_it_is_over_here(
+def test_a_common_save_waits_for_all_ranks_and_earlier_saves_unless_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Timed()
@@ -368,7 +368,7 @@ def test_the_common_save_waits_for_all_and_those_in_flight_unless_it_is_over_her
     run.abandon("the end", code=0)
 
 
-def test_who_closes_meets_who_saves_the_same_step(tmp_path: Path) -> None:
+def test_a_closing_rank_meets_a_rank_that_saves_the_same_step(tmp_path: Path) -> None:
     """Rank 0 leaves its loop by break at a step. For rank 1, which completes that step, a save is due."""
     room = Room(2)
     ended: dict[int, int] = {}
@@ -409,7 +409,7 @@ def test_a_step_whose_save_was_dropped_is_saved_at_the_end(
     assert CheckpointManager(tmp_path).all_steps() == [1]
 
 
-def test_plain_values_are_saved_as_they_are_then_and_restored_where_they_stand(tmp_path: Path) -> None:
+def test_plain_values_are_saved_at_their_step_and_restored_in_place(tmp_path: Path) -> None:
     state: dict[str, Any] = {"seen": 0, "names": ["a"], "array": np.zeros(2)}
     with strata.init(state=state, storage_path=tmp_path, save_every_steps=2) as run:
         for step in range(1, 6):
@@ -424,7 +424,7 @@ def test_plain_values_are_saved_as_they_are_then_and_restored_where_they_stand(t
         assert again["array"].tolist() == [5.0, 5.0]
 
 
-def test_entries_that_come_or_go_later_are_not_mistaken(tmp_path: Path) -> None:
+def test_entries_added_to_or_deleted_from_the_state_later_are_not_restored(tmp_path: Path) -> None:
     state: dict[str, Any] = {"kept": 1, "gone": 2}
     with strata.init(state=state, storage_path=tmp_path, save_every_steps=1) as run:
         state["model"] = "not ours"
@@ -436,7 +436,7 @@ def test_entries_that_come_or_go_later_are_not_mistaken(tmp_path: Path) -> None:
         assert (run.step, again) == (2, {"kept": 1})
 
 
-def test_what_is_done_again_behind_epochs_that_are_passed_over_changes_no_plain_value(tmp_path: Path) -> None:
+def test_work_repeated_after_skipped_epochs_changes_no_plain_value(tmp_path: Path) -> None:
     def train(until: int) -> dict[str, Any]:
         state: dict[str, Any] = {"epochs": 0, "history": []}
         run = strata.init(state=state, storage_path=tmp_path, save_every_steps=1, preempt_signals=())

@@ -148,7 +148,7 @@ def whole_epoch(loader: Any, world_size: int, at: Position, **settings: Any) -> 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_shuffled_one_has_each_sample_once_over_all_ranks(workers: int) -> None:
+def test_a_shuffled_loader_yields_each_sample_once_over_all_ranks(workers: int) -> None:
     data = mapped(num_workers=workers)
     steps = whole_epoch(data, 2, Position())
     assert sorted(i for step in steps for i in step) == list(range(LENGTH))
@@ -158,7 +158,7 @@ def test_a_shuffled_one_has_each_sample_once_over_all_ranks(workers: int) -> Non
     assert rest == steps[2:], "another world has the same steps"
 
 
-def test_which_are_elastic() -> None:
+def test_only_shuffled_sequential_and_distributed_stateful_loaders_are_elastic() -> None:
     sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
     dataset = mapped().dataset
     distributed = sampler.StatefulDistributedSampler(dataset, num_replicas=2, rank=0, seed=9)
@@ -179,7 +179,7 @@ def test_which_are_elastic() -> None:
     assert feed.sampler.seed == 9
 
 
-def test_what_could_not_go_on_is_refused() -> None:
+def test_a_loader_that_cannot_resume_is_refused() -> None:
     weighted = torch.utils.data.WeightedRandomSampler([1.0] * LENGTH, LENGTH)
     batches = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(range(LENGTH)), 5, drop_last=False)
     for refused, why in (
@@ -201,7 +201,7 @@ class Derived(StatefulDataLoader):  # type: ignore[misc, valid-type]
     """A loader that Strata does not rebuild, since a subclass may do anything."""
 
 
-def test_one_that_reads_the_whole_dataset_on_every_rank_is_refused() -> None:
+def test_a_loader_that_reads_the_whole_dataset_on_every_rank_is_refused() -> None:
     """Strata does not divide a loader that is not elastic."""
     sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
     dataset = mapped().dataset
@@ -271,14 +271,12 @@ def check(tmp_path: Path, make: Any, *, deaths: Sequence[int], **options: Any) -
     ("workers", "settings"),
     [(0, {}), (2, {}), (2, {"snapshot_every_n_steps": 3})],
 )
-def test_a_stream_goes_on_with_the_very_next_sample(
-    workers: int, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_stream_resumes_at_the_next_sample(workers: int, settings: dict[str, Any], tmp_path: Path) -> None:
     check(tmp_path, lambda: stream(workers, **settings), deaths=[3 * EPOCH - 4, 3 * EPOCH - 1])
 
 
 @pytest.mark.parametrize("every", [1, 2, EPOCH])
-def test_it_goes_on_behind_the_last_batch_of_an_epoch(every: int, tmp_path: Path) -> None:
+def test_a_stream_resumes_after_the_last_batch_of_an_epoch(every: int, tmp_path: Path) -> None:
     check(tmp_path, stream, deaths=[EPOCH + 1, 2 * EPOCH], every=every)
 
 
@@ -294,20 +292,20 @@ def test_an_epoch_whose_last_step_was_saved_is_not_read_twice(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nor_is_one_whose_order_a_sampler_with_a_state_draws(workers: int, tmp_path: Path) -> None:
+def test_an_epoch_ordered_by_a_stateful_sampler_is_not_read_twice(workers: int, tmp_path: Path) -> None:
     def make() -> Any:
         return mapped(shuffle=None, sampler=Drawn(LENGTH), num_workers=workers)
 
     check(tmp_path, make, deaths=[LENGTH // 5 + 1, 2 * LENGTH // 5 + 1])
 
 
-def test_a_save_changes_nothing_of_what_comes_next(tmp_path: Path) -> None:
+def test_a_save_does_not_change_the_next_batches(tmp_path: Path) -> None:
     """A save draws the next batch early, with the same random numbers as without the save."""
     loaders = [StatefulDataLoader(Again(), batch_size=BATCH) for _ in range(2)]
     assert train(tmp_path / "one", loaders[0], every=1) == train(tmp_path / "two", loaders[1], every=100)
 
 
-def test_the_next_epoch_of_a_loop_that_was_left_begins_where_it_was_left() -> None:
+def test_the_next_epoch_begins_where_an_abandoned_one_stopped() -> None:
     """This holds however many batches a save drew early."""
     feed = feeding().feed(stream(), 1)
     fed(feed, Position(), 2)
@@ -316,16 +314,16 @@ def test_the_next_epoch_of_a_loop_that_was_left_begins_where_it_was_left() -> No
     assert first.batch[0].item() == 2 * BATCH
 
 
-def test_steps_of_several_batches(tmp_path: Path) -> None:
+def test_a_stream_resumes_with_steps_of_several_batches(tmp_path: Path) -> None:
     """The loader's end marks the last step of an epoch, and its state then records that end."""
     check(tmp_path, stream, deaths=[3, 4], every=1, accumulate=4)
 
 
-def test_a_sampler_with_a_state_goes_on(tmp_path: Path) -> None:
+def test_a_stateful_sampler_resumes(tmp_path: Path) -> None:
     check(tmp_path, lambda: mapped(shuffle=None, sampler=Drawn(LENGTH)), deaths=[8, 17], epochs=2)
 
 
-def test_a_sampler_of_torchdata_s_goes_on(tmp_path: Path) -> None:
+def test_a_torchdata_sampler_resumes(tmp_path: Path) -> None:
     sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
 
     def make() -> Any:
@@ -340,7 +338,7 @@ def fed(feed: Any, position: Position, count: int) -> list[Fed]:
     return [next(batches) for _ in range(count)]
 
 
-def test_a_save_within_a_step_is_of_the_steps_that_are_complete() -> None:
+def test_a_save_within_a_step_records_only_complete_steps() -> None:
     """Batches drawn after the last complete step are drawn again."""
     feed = feeding().feed(stream(), 3)
     batches = feed.epoch(Position())
@@ -352,7 +350,7 @@ def test_a_save_within_a_step_is_of_the_steps_that_are_complete() -> None:
     assert len(rest) == EPOCH - 3
 
 
-def test_an_epoch_that_was_left_is_gone_on_with() -> None:
+def test_an_abandoned_epoch_is_continued() -> None:
     feed = feeding().feed(stream(), 1)
     first = fed(feed, Position(), 2)
     feed.facts(Position(epoch_batches=2))
@@ -396,7 +394,7 @@ def test_an_epoch_may_have_a_loader_and_an_accumulate_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_it_goes_on_behind_an_epoch_that_has_ended(workers: int, tmp_path: Path) -> None:
+def test_a_run_resumes_after_an_ended_epoch(workers: int, tmp_path: Path) -> None:
     """Closing a run saves the last step of an epoch after the loader has ended."""
     wanted = train(tmp_path / "one", stream(workers), epochs=3)
     for epochs in (1, 2, 3):

@@ -61,7 +61,7 @@ def _step(feed: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_any_world_goes_on_with_the_very_next_sample(workers: int) -> None:
+def test_any_world_resumes_at_the_next_sample(workers: int) -> None:
     data = loader(num_workers=workers)
     whole = epoch(data, 2, Position())
     assert sorted(whole) == list(range(LENGTH))
@@ -103,7 +103,7 @@ def test_a_world_that_does_not_divide_the_batch_trains_on_the_same_samples() -> 
     assert mean.item() == pytest.approx(sum(whole[:20]) / 20)
 
 
-def test_a_rank_s_batch_that_was_changed_counts() -> None:
+def test_a_changed_batch_size_overrides_the_saved_one() -> None:
     saved = feeding(0, 2).feed(loader(), 1).facts(Position())
     assert feeding(0, 2, saved=saved).feed(loader(batch_size=3), 1).facts(Position())["global_batch"] == 6
     assert (
@@ -111,7 +111,7 @@ def test_a_rank_s_batch_that_was_changed_counts() -> None:
     )
 
 
-def test_which_loaders_are_elastic() -> None:
+def test_only_shuffled_sequential_and_distributed_loaders_are_elastic() -> None:
     data = torch.utils.data
     plain = loader()
     distributed = data.distributed.DistributedSampler(plain.dataset, num_replicas=2, rank=0, seed=9)
@@ -164,7 +164,7 @@ def train(root: Path, *, until: int, die: bool = False) -> tuple[strata.Run, lis
     return run, rates, model.state_dict()
 
 
-def test_it_ends_where_an_undisturbed_one_ends(tmp_path: Path) -> None:
+def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_training(tmp_path: Path) -> None:
     _, rates, wanted = train(tmp_path / "one", until=99)
     assert rates == [1.0] * 10 + [0.5] * 10
     first, some, _ = train(tmp_path / "two", until=14, die=True)
@@ -175,7 +175,7 @@ def test_it_ends_where_an_undisturbed_one_ends(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_a_loop_that_is_left_before_the_optimizer_stepped(tmp_path: Path) -> None:
+def test_a_loop_left_before_the_optimizer_step_completes_no_step(tmp_path: Path) -> None:
     model, optim, _ = net()
     with strata.init(model=model, optim=optim, storage_path=tmp_path) as run:
         for _ in run.steps(loader()):

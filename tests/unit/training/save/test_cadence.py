@@ -31,7 +31,7 @@ COSTS = Rule()
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, 20), (1, 20), (19, 20), (20, 40), (33, 40)])
-def test_every_so_many_steps_is_by_the_number_of_the_step(step: int, due: int) -> None:
+def test_every_n_steps_means_multiples_of_n(step: int, due: int) -> None:
     assert next_save(Rule(every_steps=20), step=step, before=0, pace=None).step == due
 
 
@@ -42,7 +42,7 @@ def test_seconds_become_steps_by_the_slowest_rank() -> None:
     assert (plan.step, plan.interval, plan.reason) == (127, 120, "every 60 s")
 
 
-def test_what_is_not_measured_is_measured_first() -> None:
+def test_unmeasured_costs_are_measured_first() -> None:
     for rule in (COSTS, Rule(every_s=60)):
         assert next_save(rule, step=5, before=0, pace=None).step == 5 + FIRST_STEPS
         assert next_save(rule, step=5, before=0, pace=Pace()).step == 5 + FIRST_STEPS
@@ -65,7 +65,7 @@ def best_interval_s(cost: float, between: float) -> float:
 
 
 @pytest.mark.parametrize(("cost", "between"), [(1, 600), (10, 3600), (30, 1800), (0.2, 100)])
-def test_it_is_the_interval_that_loses_the_least(cost: float, between: float) -> None:
+def test_the_planned_interval_minimizes_the_lost_time(cost: float, between: float) -> None:
     pace = Pace(step_s=0.01, save_s=cost, failure_s=between)
     plan = next_save(COSTS, step=0, before=10**9, pace=pace)
     assert plan.interval * 0.01 == pytest.approx(best_interval_s(cost, between), rel=0.03, abs=1)
@@ -93,13 +93,13 @@ def test_saves_are_not_closer_than_a_commit_takes() -> None:
     assert next_save(COSTS, step=0, before=1000, pace=pace).interval == 90
 
 
-def test_failures_shorten_the_time_between_them() -> None:
+def test_more_failures_shorten_the_estimated_time_between_failures() -> None:
     assert time_between_failures(failures=0, began_s=5.0, now_s=5.0) == PRIOR_S
     assert time_between_failures(failures=0, began_s=100.0, now_s=100.0 + PRIOR_S) == 2 * PRIOR_S
     assert time_between_failures(failures=9, began_s=100.0, now_s=110.0) < PRIOR_S / 9
 
 
-def test_generations_that_no_failure_began_are_none() -> None:
+def test_only_generations_begun_by_a_failure_count_as_failures() -> None:
     began = [
         Generation(world=World(generation=n, forming=forming), began_unix_ms=1000 * n, failure=failure)
         for n, forming, failure in ((1, False, False), (2, True, True), (3, False, False), (4, False, False))
@@ -115,20 +115,20 @@ def test_generations_that_no_failure_began_are_none() -> None:
     assert (past.began_unix_s, past.failure_s) == (3.0, (10.0 + PRIOR_S) / 2)
 
 
-def test_all_ranks_agree_whatever_the_order() -> None:
+def test_all_ranks_agree_on_a_pace_in_any_order() -> None:
     payloads = {r: payload_of(Pace(step_s=r + 1.0, failure_s=10.0 * (r + 1)), more="x") for r in range(3)}
     assert agreed(payloads) == agreed(dict(reversed(payloads.items()))) == Pace(step_s=3.0, failure_s=10.0)
     assert agreed({}) == Pace()
-    with pytest.raises(Refused, match="rank 1 told no pace"):
+    with pytest.raises(Refused, match="rank 1 sent no pace"):
         agreed({0: payload_of(Pace()), 1: b"{}"})
 
 
-def test_a_checkpoint_without_a_pace() -> None:
+def test_a_missing_or_invalid_pace_is_ignored() -> None:
     assert pace_of({}) is None
     assert pace_of({"step_s": "x", "save_s": 1, "commit_s": 1, "failure_s": 1}) is None
     assert pace_of({"step_s": 1, "save_s": 1, "commit_s": 1, "failure_s": 1}) is not None
 
 
-def test_what_a_rank_brings_fits_into_the_barrier_of_a_large_world() -> None:
+def test_a_rank_payload_fits_the_barrier_of_a_large_world() -> None:
     pace = Pace(step_s=0.123456789, save_s=12.3456789e-5, commit_s=1234.56789, failure_s=123456.789)
     assert len(payload_of(pace)) <= 512 * 1024 // 4096

@@ -82,7 +82,7 @@ def saves(
     return made, ledger
 
 
-def test_the_next_one_is_planned_by_the_slowest_rank(manager: CheckpointManager) -> None:
+def test_the_next_save_is_planned_by_the_slowest_rank(manager: CheckpointManager) -> None:
     time, state = Time(), dict[str, Any]()
     context = Pair(other=payload_of(Pace(step_s=2.0, save_s=3.0)))
     made, ledger = saves(context, manager, time, Rule(every_s=60))
@@ -100,7 +100,7 @@ def test_the_next_one_is_planned_by_the_slowest_rank(manager: CheckpointManager)
     manager.close()
 
 
-def test_what_a_save_costs_is_told_at_the_next_however_late_one_looks(
+def test_the_cost_of_a_save_excludes_the_time_until_the_next_save(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer may evaluate for long meanwhile. If that time counted, no grace would seem long enough for a save."""
@@ -148,7 +148,7 @@ def test_a_rank_that_is_late_is_waited_for(manager: CheckpointManager) -> None:
     manager.close()
 
 
-def test_without_coordinators_a_due_save_raises_and_steps_in_between_need_none(
+def test_only_a_due_save_needs_the_coordinators(
     manager: CheckpointManager,
 ) -> None:
     def arrive() -> None:
@@ -168,7 +168,7 @@ def test_without_coordinators_a_due_save_raises_and_steps_in_between_need_none(
     ("full_every", "types"),
     [(1, ["full"] * 4), (3, ["full", "incremental", "incremental", "full"]), (0, ["incremental"] * 4)],
 )
-def test_which_of_the_saves_are_whole(
+def test_full_and_incremental_saves_follow_full_every(
     full_every: int, types: list[str], manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[CheckpointType] = []
@@ -210,7 +210,7 @@ def test_no_rank_saves_while_one_holds_an_earlier_save(manager: CheckpointManage
 
 
 @pytest.mark.parametrize("who", ["here", "there"])
-def test_a_rank_at_its_end_saves_whoever_holds_one_and_so_do_all(
+def test_all_ranks_save_if_one_is_at_its_end_despite_a_held_save(
     manager: CheckpointManager, who: str
 ) -> None:
     context = Pair(other=held_elsewhere() if who == "here" else held_elsewhere(must=True))
@@ -225,7 +225,7 @@ def test_a_rank_at_its_end_saves_whoever_holds_one_and_so_do_all(
     manager.close()
 
 
-def test_who_should_have_left_by_now_holds_no_save_any_longer(
+def test_a_rank_past_its_deadline_drops_its_held_saves(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drop the save in progress, the queued saves, and a save that still waits for a buffer."""
@@ -266,7 +266,7 @@ def test_a_save_that_is_committed_as_its_wait_ends_is_no_error(
     manager.close()
 
 
-def test_a_rank_brings_why_it_holds_a_save(
+def test_a_rank_reports_the_reason_for_holding_a_save(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for a buffer is replaced here; `Holds.wait_for_buffer` has it."""

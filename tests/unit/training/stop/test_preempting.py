@@ -93,7 +93,7 @@ def notice(action: Any = STOP_ACTION_PREEMPT, generation: int = 1) -> StopNotice
 @pytest.mark.parametrize(
     ("member_only", "action", "named"), [(False, STOP_ACTION_PREEMPT, []), (True, STOP_ACTION_DRAIN, ["w1"])]
 )
-def test_a_signal_asks_for_all_or_for_this_member(
+def test_a_signal_requests_a_stop_of_all_ranks_or_of_this_member(
     room: Room, member_only: bool, action: Any, named: list[str]
 ) -> None:
     context = Asking(room, 1)
@@ -108,14 +108,16 @@ def test_a_signal_asks_for_all_or_for_this_member(
 
 
 @pytest.mark.parametrize("answer", [None, Refused("generation 1 has ended"), notice(generation=2)])
-def test_a_signal_that_nobody_can_be_asked_for_is_to_be_obeyed(room: Room, answer: Any) -> None:
+def test_a_signal_is_obeyed_if_its_stop_request_fails(room: Room, answer: Any) -> None:
     context = Asking(room, 0)
     context.answer = answer
     assert not preemption(context)._signalled(TERM)
 
 
 @pytest.mark.parametrize("member_only", [True, False])
-def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room, member_only: bool) -> None:
+def test_a_rank_signalled_while_others_are_drained_requests_its_own_stop(
+    room: Room, member_only: bool
+) -> None:
     """A generation has one notice, so the coordinators merge both requests."""
     context = Asking(room, 1)
     context.answer = notice(STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT)
@@ -127,7 +129,7 @@ def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room,
     assert it._stopper._notice == notice_record(context.answer)
 
 
-def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
+def test_a_rank_with_less_grace_than_the_notice_reports_it(room: Room) -> None:
     context = Asking(room, 1)
     context.answer = notice()
     it = preemption(context)
@@ -149,7 +151,7 @@ def test_a_standalone_process_leaves_by_itself_when_its_generation_ends_first(ro
     assert len(context.requests) == 2
 
 
-def test_who_was_asked_already_asks_nobody(room: Room) -> None:
+def test_a_rank_with_a_preemption_notice_sends_no_request(room: Room) -> None:
     context = Asking(room, 0)
     it = preemption(context)
     room.notice(STOP_ACTION_PREEMPT, grace_s=12.0)
@@ -158,7 +160,7 @@ def test_who_was_asked_already_asks_nobody(room: Room) -> None:
 
 
 @pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
-def test_a_stop_at_which_nobody_leaves_is_no_answer_to_a_signal(action: Any, room: Room) -> None:
+def test_a_stop_without_departures_is_no_answer_to_a_signal(action: Any, room: Room) -> None:
     context = Asking(room, 0)
     context.answer = notice()
     it = preemption(context)
@@ -168,7 +170,7 @@ def test_a_stop_at_which_nobody_leaves_is_no_answer_to_a_signal(action: Any, roo
     assert it._stopper._notice == notice_record(notice())
 
 
-def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
+def test_a_rank_that_is_ended_with_its_generation_logs_no_preemption(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its agent's SIGTERM may arrive before the report that the generation has ended."""
@@ -180,7 +182,7 @@ def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
     assert [record.message for record in mine] == []
 
 
-def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> None:
+def test_a_signal_in_an_ended_world_is_obeyed_without_a_request(room: Room) -> None:
     context = Asking(room, 0)
     it = preemption(context)
     room.next_world()
@@ -210,7 +212,7 @@ def usr1() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_ends(
+def test_a_handled_signal_is_not_obeyed_if_the_world_ends_after_the_run_closed(
     room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report that its world has ended arrives in the session's thread, which is slower than the run."""
@@ -227,7 +229,7 @@ def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_en
     assert obeyed == []
 
 
-def test_who_does_not_begin_gives_the_signals_back(room: Room, usr1: Callable[[], None]) -> None:
+def test_a_run_that_fails_to_start_restores_the_signal_handlers(room: Room, usr1: Callable[[], None]) -> None:
     mine = signal.getsignal(signal.SIGUSR1)
     room.next_world()
     with pytest.raises(StaleGeneration):
@@ -236,7 +238,7 @@ def test_who_does_not_begin_gives_the_signals_back(room: Room, usr1: Callable[[]
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_a_run_that_has_ended_gives_the_signals_back_unless_one_is_why(
+def test_an_ended_run_restores_signal_handlers_unless_it_is_leaving(
     leaving: bool, room: Room, usr1: Callable[[], None]
 ) -> None:
     mine = signal.getsignal(signal.SIGUSR1)

@@ -56,7 +56,9 @@ def programs() -> Iterator[list[Program]]:
 
 
 @pytest.mark.parametrize("wait", ["python", "c", "asyncio"])
-def test_the_first_signal_asks_and_the_second_ends(wait: str, programs: list[Program]) -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_ends_the_program(
+    wait: str, programs: list[Program]
+) -> None:
     program = Program("--wait", wait)
     programs.append(program)
     program.asked(USR1)
@@ -67,7 +69,7 @@ def test_the_first_signal_asks_and_the_second_ends(wait: str, programs: list[Pro
 
 
 @pytest.mark.parametrize("wait", ["python", "c"])
-def test_a_signal_that_nobody_can_be_asked_for_is_obeyed(wait: str, programs: list[Program]) -> None:
+def test_a_signal_that_reaches_no_coordinator_is_obeyed(wait: str, programs: list[Program]) -> None:
     program = Program("--wait", wait, "--nobody")
     programs.append(program)
     program.asked(TERM)
@@ -84,7 +86,7 @@ def test_a_handler_of_the_program_s_own_is_called_and_decides(programs: list[Pro
     assert program.talker.join() == -USR1, "it had none for this one"
 
 
-def test_what_was_taken_is_given_back(programs: list[Program]) -> None:
+def test_closing_restores_the_default_signal_handler(programs: list[Program]) -> None:
     program = Program("--wait", "closed")
     programs.append(program)
     assert program.record.wait_one("ready")["default"]

@@ -58,7 +58,7 @@ def test_all_ranks_stop_after_one_step_save_it_and_leave_with_75(tmp_path: Path)
         assert trainer.stopper.leaving
 
 
-def test_a_step_that_is_saved_anyhow_is_not_saved_again_and_is_waited_for(tmp_path: Path) -> None:
+def test_a_stop_at_a_step_with_a_due_save_awaits_that_save(tmp_path: Path) -> None:
     room = Room(2)
     trainers, _ = training(room, tmp_path, save_every_steps=1)
     room.notice(STOP_ACTION_PREEMPT)
@@ -66,7 +66,7 @@ def test_a_step_that_is_saved_anyhow_is_not_saved_again_and_is_waited_for(tmp_pa
     assert all(trainer.saved()[-1] == trainer.run_.step for trainer in trainers)
 
 
-def test_a_rank_that_hears_late_stops_where_the_others_do(tmp_path: Path) -> None:
+def test_a_rank_that_receives_the_notice_late_stops_at_the_common_step(tmp_path: Path) -> None:
     """While rank 1 is deaf, rank 0 trains on: no rank waits before there is a step to hold at."""
     room = Room(2)
     room.deaf = {1}
@@ -91,7 +91,7 @@ def test_a_rank_that_hears_late_stops_where_the_others_do(tmp_path: Path) -> Non
     ("grace_s", "cost_s", "said"),
     [(30.0, 31.0, "a save takes longer than the time that is left")],
 )
-def test_a_save_that_cannot_be_done_in_time_is_skipped_aloud(
+def test_a_save_that_exceeds_the_grace_is_skipped_with_an_error(
     grace_s: float, cost_s: float, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = Room(2)
@@ -109,7 +109,7 @@ def test_a_save_that_cannot_be_done_in_time_is_skipped_aloud(
 @pytest.mark.parametrize(
     "brings", [{"left_ms": 4000, "cost_ms": 5000}, {"can_save": False}], ids=["no time", "it cannot"]
 )
-def test_all_skip_the_save_that_one_cannot_make(brings: Any, tmp_path: Path) -> None:
+def test_all_ranks_skip_a_save_that_one_rank_cannot_make(brings: Any, tmp_path: Path) -> None:
     """The save may be one in which all ranks gather: a rank that skipped it alone would leave the others hanging."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
@@ -151,7 +151,7 @@ def test_a_save_that_does_not_commit_in_time_is_given_up(
     assert "IS SKIPPED: Unavailable: waiting for the save" in caplog.text
 
 
-def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_path: Path) -> None:
+def test_only_the_drained_rank_leaves_and_the_others_wait_for_the_next_world(tmp_path: Path) -> None:
     room = Room(3)
     trainers, _ = training(room, tmp_path)
     room.notice(STOP_ACTION_DRAIN, workers=["w1"])
@@ -167,7 +167,7 @@ def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_p
         assert trainer.saved() == [trainer.run_.step]
 
 
-def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_not(
+def test_only_a_remaining_rank_waits_out_an_outage_in_the_common_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, told = Room(2), dict[int, list[bool]]()
@@ -184,7 +184,7 @@ def test_who_stays_stands_for_an_outage_in_the_common_save_and_who_leaves_does_n
     assert told == {0: [True, False], 1: [False, False]}
 
 
-def test_a_rank_that_waits_for_the_common_save_says_so(
+def test_a_rank_that_waits_for_the_common_save_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that reports nothing for longer than its steps take would count as stalled, and be evicted."""
@@ -201,7 +201,9 @@ def test_a_rank_that_waits_for_the_common_save_says_so(
     assert isinstance(trainer.ended_by, StaleGeneration)
 
 
-def test_the_common_save_is_known_until_it_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stopper_reports_the_common_save_until_it_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room, saving = Room(1), list[bool]()
     trainer, end = in_first_step(room, tmp_path)
     wait = CheckpointInfo.wait
@@ -221,7 +223,7 @@ def test_the_common_save_is_known_until_it_is_marked(tmp_path: Path, monkeypatch
     assert not trainer.stopper.saving
 
 
-def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_path: Path) -> None:
+def test_a_rank_drained_while_it_waits_for_the_next_world_leaves(tmp_path: Path) -> None:
     room = Room(3)
     trainers, _ = training(room, tmp_path)
     room.notice(STOP_ACTION_DRAIN, workers=["w1"])
@@ -249,7 +251,7 @@ def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_pat
         (STOP_ACTION_SCALE, [], 30.0, False),
     ],
 )
-def test_whether_a_notice_is_all_that_could_be_asked_for(
+def test_a_notice_covers_a_request_if_this_rank_leaves_within_its_grace(
     action: Any, workers: list[str], grace_s: float, covers: bool, tmp_path: Path
 ) -> None:
     room = Room(2)
@@ -297,9 +299,7 @@ def test_a_save_before_another_world_has_all_the_time_it_takes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("when", ["before the step", "after the save"])
-def test_a_scale_notice_that_becomes_a_preemption_has_ranks_leave_where_they_agreed_to_stop(
-    when: str, tmp_path: Path
-) -> None:
+def test_after_a_scale_notice_a_preemption_keeps_the_agreed_stop_step(when: str, tmp_path: Path) -> None:
     room = Room(2)
     trainers, _ = training(room, tmp_path)
     room.notice(STOP_ACTION_SCALE)
@@ -312,7 +312,7 @@ def test_a_scale_notice_that_becomes_a_preemption_has_ranks_leave_where_they_agr
         assert trainer.context.left == (75, "a test asks")
 
 
-def test_a_rank_that_leaves_does_so_though_the_next_world_is_there_first(tmp_path: Path) -> None:
+def test_a_leaving_rank_leaves_even_if_the_next_world_forms_first(tmp_path: Path) -> None:
     """The leader ends the generation at the commit."""
     room = Room(1)
     trainer = Trainer(room, 0, tmp_path)
@@ -360,9 +360,7 @@ def test_a_rank_that_dies_while_others_agree_lets_them_go_on(
 
 
 @pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PREEMPT])
-def test_round_1_reaches_one_rank_only_and_the_other_holds_until_it_hears_it(
-    action: Any, tmp_path: Path
-) -> None:
+def test_a_rank_holds_until_it_receives_the_outcome_of_round_1(action: Any, tmp_path: Path) -> None:
     """The coordinators fail while the outcome is on its way. However long they are down, no rank trains on."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
@@ -380,7 +378,7 @@ def test_round_1_reaches_one_rank_only_and_the_other_holds_until_it_hears_it(
     joined([trainer])
 
 
-def test_who_holds_when_the_world_ends_is_told_so(tmp_path: Path) -> None:
+def test_a_holding_rank_ends_with_its_generation(tmp_path: Path) -> None:
     """The rank answered "ok" and waits. The other rank never answers, and the leader ends the generation."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
@@ -415,7 +413,7 @@ def test_a_step_that_is_longer_than_the_rounds_is_the_last_one(tmp_path: Path) -
         assert (trainer.run_.step, trainer.saved()) == (1, [1])
 
 
-def test_a_notice_of_another_generation_is_nothing(tmp_path: Path) -> None:
+def test_a_notice_of_another_generation_is_ignored(tmp_path: Path) -> None:
     room = Room(1)
     (trainer,) = [Trainer(room, 0, tmp_path, steps=3)]
     room.generation = 2

@@ -41,7 +41,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("agreed", [False, True])
-def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
+def test_a_leaving_rank_exits_at_its_deadline_even_if_other_ranks_are_missing(
     agreed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other ranks, or all coordinators, are lost: the rank holds for their answer, or waits at the save."""
@@ -65,7 +65,7 @@ def test_who_is_to_leave_does_so_at_its_own_deadline_whoever_does_not_come(
     assert trainer.context.left == (75, "a test asks")
 
 
-def test_a_process_whose_trainer_does_not_come_out_of_a_step_is_ended_soon_after_its_deadline(
+def test_a_process_stuck_in_a_step_is_ended_soon_after_its_deadline(
     tmp_path: Path,
 ) -> None:
     """The trainer evaluates, or hangs in a collective with a departed rank, and may have no agent that would end it."""
@@ -87,7 +87,7 @@ def told(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return text in caplog.text
 
 
-def test_the_shorter_grace_of_a_wider_notice_holds(tmp_path: Path) -> None:
+def test_the_shortest_grace_of_several_notices_applies(tmp_path: Path) -> None:
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_SCALE, grace_s=60.0)
@@ -104,9 +104,7 @@ def test_the_shorter_grace_of_a_wider_notice_holds(tmp_path: Path) -> None:
     assert isinstance(trainer.ended_by, Preempted)
 
 
-def test_a_save_that_fails_on_a_rank_that_stays_is_its_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_common_save_fails_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the other ranks need not wait for its part. If a step was given up instead, the leader detects it."""
     room = Room(1)
     trainer, end = in_first_step(room, tmp_path)
@@ -121,7 +119,7 @@ def test_a_save_that_fails_on_a_rank_that_stays_is_its_failure(
     assert isinstance(trainer.ended_by, MemoryError)
 
 
-def test_a_step_that_is_given_up_has_who_stays_wait_for_the_next_world(
+def test_a_remaining_rank_whose_save_is_aborted_waits_for_the_next_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = Room(1)
@@ -140,7 +138,7 @@ def test_a_step_that_is_given_up_has_who_stays_wait_for_the_next_world(
     assert isinstance(trainer.ended_by, StaleGeneration)
 
 
-def test_a_storage_that_hangs_holds_nobody_up(
+def test_a_hanging_storage_does_not_delay_the_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither the common save, which has no buffer, nor the end of the run waits for a save that never ends."""
@@ -176,7 +174,7 @@ def test_a_storage_that_hangs_holds_nobody_up(
 
 
 @pytest.mark.parametrize("act", ["save_state", "close"])
-def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
+def test_a_leaving_rank_exits_with_75_even_if_its_save_fails(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The save may fail for lack of memory, say: the scheduler must still see the exit code of a preemption."""
@@ -200,7 +198,7 @@ def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
     assert (f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED" in caplog.text) == (act == "save_state")
 
 
-def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_reported_before_its_session_ends(tmp_path: Path) -> None:
     """The process may evaluate after `close()`, and its agent learns nothing more until it ends."""
     room = Room(1)
     trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=1)
@@ -224,7 +222,7 @@ def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None
     assert (trainer.ended_by, order) == (None, ["said", "left"])
 
 
-def test_a_process_that_ends_and_has_no_new_threads_closes_all_the_same(
+def test_a_process_that_can_start_no_threads_at_exit_still_closes_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(Room(1), 0, tmp_path)
@@ -240,7 +238,7 @@ def test_a_process_that_ends_and_has_no_new_threads_closes_all_the_same(
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_run_that_is_about_to_end_says_so(saved: bool, tmp_path: Path) -> None:
+def test_a_run_about_to_end_announces_it(saved: bool, tmp_path: Path) -> None:
     """This rank waits for one that evaluates for long; meanwhile the leader must form no other world."""
     room = Room(2)
     room.rounds[LOADER_BARRIER, 1] = {1: LENGTH}

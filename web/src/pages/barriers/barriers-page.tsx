@@ -24,7 +24,7 @@ const ENDED: readonly Column<Ended>[] = [
   { id: "reason", header: "Why", wrap: true, cell: (each) => each.reason },
 ];
 
-/** Who is missing. */
+/** The missing ranks. */
 export default function BarriersPage({ job }: { job: string }) {
   const resource = useResource<Barriers>(`/jobs/${encodeURIComponent(job)}/barriers`);
   return (
@@ -34,7 +34,7 @@ export default function BarriersPage({ job }: { job: string }) {
         {(data) => (
           <>
             <Section title="Who is missing?">
-              {data.open.length === 0 ? <Empty>No barrier is open: nobody waits for anybody.</Empty> : (
+              {data.open.length === 0 ? <Empty>No barrier is open: no rank waits.</Empty> : (
                 <div className="grid gap-4">{data.open.map((each) => <Open key={`${each.name} ${each.generation} ${each.round}`} job={job} barrier={each} />)}</div>
               )}
             </Section>

@@ -9,11 +9,11 @@ import { consequence, forkOutcome, isOutcomeUnknown, outcome, withAnswer } from 
 import type { Asked } from "./checkpoints-page";
 
 const TITLES: Record<Action, string> = { pin: "Pin", unpin: "Unpin", tag: "Tag", untag: "Remove the tag of", fork: "Fork", delete: "Delete" };
-const UNKNOWN = "Whether it was done is not known yet: this dialog tells once the catalog shows it.";
+const UNKNOWN = "The outcome is not known yet: this dialog shows it once the catalog does.";
 
 /**
- * Ask once more, with what will happen in words; then have a replica do it, and show what it answered. If no answer says
- * whether it was done, the stream does.
+ * Ask for confirmation, with the effect as a text; then send the request to a replica and show the answer. If there is no
+ * answer, the stream shows whether the action was done.
  */
 export function ActionDialog({ job, path, asked, onClose }: { job: string; path: string; asked: Asked; onClose: () => void }) {
   const { action, checkpoint } = asked;
@@ -41,7 +41,7 @@ export function ActionDialog({ job, path, asked, onClose }: { job: string; path:
       <p>{consequence(action, checkpoint, job)}</p>
       {action === "tag" && <Field name="Tag" value={text} onChange={setText} fixed={unknown} required />}
       {action === "fork" && <Field name="Name of the new job" value={text} onChange={setText} fixed={unknown} required />}
-      {action === "pin" && <Field name="Why (is kept beside it)" value={text} onChange={setText} fixed={unknown} required={false} />}
+      {action === "pin" && <Field name="Reason (kept with the pin)" value={text} onChange={setText} fixed={unknown} required={false} />}
     </ConfirmDialog>
   );
 }
@@ -60,7 +60,7 @@ function fieldsOf(action: Action, text: string): Partial<CheckpointAction> {
   }
 }
 
-/** `fixed`: it was sent, and may have been taken. */
+/** `fixed`: the request was sent, and may have taken effect. */
 function Field({ name, value, onChange, fixed, required }: {
   name: string; value: string; onChange: (value: string) => void; fixed: boolean; required: boolean;
 }) {

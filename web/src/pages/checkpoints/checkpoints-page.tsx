@@ -15,7 +15,7 @@ export interface Asked {
   readonly tag: string;
 }
 
-/** What was saved, where it is, and whether it can be trusted. */
+/** The job's checkpoints, their copies, and whether they are intact. */
 export default function CheckpointsPage({ job }: { job: string }) {
   const [token, setToken] = useState("");
   const [asked, setAsked] = useState<Asked | null>(null);

@@ -6,7 +6,7 @@ import { Loaded } from "../../ui/states";
 import { Note, State } from "../../ui/tone";
 import { EtcdTable, ReplicaTable } from "./cluster-tables";
 
-/** Can the control plane do its work, and what does an operator have to see to. */
+/** Whether the control plane works, and what an operator must do. */
 export function ClusterPage() {
   const cluster = useResource<Cluster>("/cluster");
   return (
@@ -33,7 +33,7 @@ function Content({ cluster }: { cluster: Cluster }) {
       <Facts>
         <Fact name="Leader" note={`epoch ${count(cluster.leader_epoch)}`}>{cluster.leader || <span className="text-bad">none</span>}</Fact>
         <Fact name="Replicas ready" tone={ready < cluster.replicas.length ? "text-warn" : ""}>{ready} of {cluster.replicas.length}</Fact>
-        <Fact name="etcd was heard" tone={cluster.etcd_silence_ms > 5000 ? "text-bad" : ""} note={`revision ${count(cluster.revision)}`}>{duration(cluster.etcd_silence_ms)} ago</Fact>
+        <Fact name="etcd answered" tone={cluster.etcd_silence_ms > 5000 ? "text-bad" : ""} note={`revision ${count(cluster.revision)}`}>{duration(cluster.etcd_silence_ms)} ago</Fact>
         <Fact name="Sessions here">{count(cluster.sessions)}</Fact>
         <Fact name="Jobs" note={plural(cluster.jobs_by_phase.running ?? 0, "running", "running")}>{count(cluster.jobs_total)}</Fact>
         <Fact name="Audit" note="view against etcd" tone={cluster.audit_differences ? "text-bad" : ""}>{plural(cluster.audit_differences, "difference")}</Fact>

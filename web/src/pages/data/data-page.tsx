@@ -17,7 +17,7 @@ const CURSORS: readonly Column<Cursor>[] = [
   { id: "step", header: "At step", align: "right", cell: (each) => count(each.step) },
 ];
 
-/** Who reads which data, is it even, and how far is it. */
+/** Which member reads which shards, whether the shares are even, and how far each reader is. */
 export default function DataPage({ job }: { job: string }) {
   const resource = useResource<Datasets>(`/jobs/${encodeURIComponent(job)}/datasets`);
   return (

@@ -7,7 +7,7 @@ import { jobPath } from "../../route/route";
 import { PageTitle } from "../../ui/section";
 import { Empty, Loaded } from "../../ui/states";
 
-/** What happened, and why; of one job, or of all. */
+/** The events of one job, or of all, with their reasons. */
 export function EventsPage({ job }: { job?: string }) {
   const events = useResource<Events>(job === undefined ? "/events" : `/jobs/${encodeURIComponent(job)}/events`);
   const [text, setText] = useState("");

@@ -10,7 +10,7 @@ import { findingKey, noticeSentence } from "./sentences";
 const LONG_OPEN_MS = 10_000;
 const FEW = 3;
 
-/** Who holds the job up, in the sentences that commands, metrics and logs show as well. */
+/** The job's findings, in the sentences that commands, metrics and logs show too. */
 export function Findings({ job }: { job: Job }) {
   const { summary, notice, findings } = job;
   const [all, setAll] = useState(false);

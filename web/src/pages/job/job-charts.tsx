@@ -9,12 +9,12 @@ import { Loaded } from "../../ui/states";
 const SPANS = [[1000, "10 min"], [15000, "24 h"]] as const;
 const SHOWN_AT_FIRST = 2;
 
-/** Throughput, step time, and whatever the program reported. */
+/** Throughput, step time, and the values that the program reported. */
 export function JobCharts({ job, reported }: { job: string; reported: Readonly<Record<string, number | null>> }) {
   const [span, setSpan] = useState<number>(1000);
   const [all, setAll] = useState(false);
   const history = useResource<History>(`/jobs/${encodeURIComponent(job)}/history?interval_ms=${span}`, { keep: true });
-  // loss first: it is what people look for
+  // loss first: people look for it
   const names = Object.keys(reported).sort((a, b) => Number(b === "loss") - Number(a === "loss") || a.localeCompare(b));
   const aside = (
     <span role="group" aria-label="Time span" className="inline-flex gap-2">

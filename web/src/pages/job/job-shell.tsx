@@ -11,7 +11,7 @@ import { Findings } from "./findings";
 
 const TABS = [["", "Overview"], ["ranks", "Ranks"], ["barriers", "Barriers"], ["data", "Data"], ["checkpoints", "Checkpoints"], ["events", "Events"]] as const;
 
-/** What all pages of a job begin with: its name and phase, what is wrong with it, and the way to the others. */
+/** The head of all pages of a job: its name, its phase, its findings, and links to the other pages. */
 export function JobShell({ job, page, children }: { job: string; page: string; children: ReactNode }) {
   const resource = useResource<Job>(`/jobs/${encodeURIComponent(job)}`);
   return (

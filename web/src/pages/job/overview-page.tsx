@@ -8,7 +8,7 @@ import { JobCharts } from "./job-charts";
 import { GenerationTimeline } from "./generation-timeline";
 import { GoodputLedger } from "./goodput-ledger";
 
-/** Is the job moving, how much of its time is useful, and what interrupted it. */
+/** Whether the job makes progress, how much of its time is useful, and its interruptions. */
 export default function OverviewPage({ job }: { job: string }) {
   const path = `/jobs/${encodeURIComponent(job)}`;
   const resource = useResource<Job>(path);
@@ -21,7 +21,7 @@ export default function OverviewPage({ job }: { job: string }) {
           <JobCharts job={job} reported={data.reported} />
           <div className="grid gap-6 xl:grid-cols-[minmax(0,2fr)_minmax(0,3fr)]">
           <Section title="How much of the time is useful?" aside={data.goodput && `of ${duration(data.goodput.wall_s * 1000)} since the job began`}>
-            {data.goodput ? <GoodputLedger goodput={data.goodput} /> : <Empty>The account begins with the first step.</Empty>}
+            {data.goodput ? <GoodputLedger goodput={data.goodput} /> : <Empty>Goodput is measured from the first step on.</Empty>}
           </Section>
           <Section title="What interrupted it?" aside="generations, and why each began">
             <Loaded of={generations}>{(all) => <GenerationTimeline generations={all.generations} />}</Loaded>

@@ -1,19 +1,19 @@
-/** What a job's findings and notices say. */
+/** The texts of a job's findings and notices. */
 import type { Finding, Job } from "../../api/types";
 import { duration } from "../../format/format";
 
 const NAMED = 5;
 
-/** What makes it the same finding a moment later, though its text names another time: as `core.findings.Finding.key`. */
+/** The identity of a finding, although its text changes with time: as `core.findings.Finding.key`. */
 export function findingKey({ kind, cause, ranks, worker_id, host, device }: Finding): string {
   return JSON.stringify([kind, cause, ranks, worker_id, host, device]);
 }
 
-/** Whom a notice asks for what. All ranks stop, also where some members only are to leave. */
+/** The members and the request of a notice. All ranks stop, even if only some members leave. */
 export function noticeSentence(notice: NonNullable<Job["notice"]>): string {
   const { action, reason, workers, grace_ms: grace, stopped, ranks } = notice;
   const what = workers.length > 0 ? `stop, and ${some(workers)} to leave` : "stop";
-  return `All ranks are asked to ${what} (${action}): ${reason}. ${stopped} of ${ranks} have stopped; they have ${duration(grace)}.`;
+  return `All ranks are requested to ${what} (${action}): ${reason}. ${stopped} of ${ranks} have stopped; they have ${duration(grace)}.`;
 }
 
 export function some(names: readonly (string | number)[]): string {

@@ -1,4 +1,4 @@
-/** What a line of the list says of one job; the table and the cards of a phone share it. */
+/** One job's line in the list; the table and the cards of a phone share it. */
 import type { JobSummary } from "../../api/types";
 import { count, duration, NONE, plural } from "../../format/format";
 import { Link } from "../../route/link";
@@ -36,7 +36,7 @@ export function hasTrouble(job: JobSummary): boolean {
   return Boolean(job.unreadable || job.open_barriers || job.finding || job.reason);
 }
 
-/** What is wrong, and where it can be seen. */
+/** The findings, and links to their pages. */
 export function Trouble({ job }: { job: JobSummary }) {
   const to = jobPath(job.name, "barriers");
   if (job.unreadable) return <span className="text-bad">{job.unreadable}</span>;

@@ -68,7 +68,7 @@ function Counts({ cluster }: { cluster: Cluster }) {
   return (
     <p className="text-soft">
       {parts.join(", ")}
-      {cluster.alarms.length > 0 && <> · <Link to="/cluster" className="text-warn underline underline-offset-2">the cluster needs a look</Link></>}
+      {cluster.alarms.length > 0 && <> · <Link to="/cluster" className="text-warn underline underline-offset-2">the cluster has alarms</Link></>}
     </p>
   );
 }

@@ -20,7 +20,7 @@ export interface RankRow {
   readonly relative: number | null;
   readonly own: number | null;
   readonly device: Device | null;
-  /** Those that name it; `worst` is where the first of them stands among all, null without any. */
+  /** The findings that name the rank; `worst` is the index of the first of them among all, null without any. */
   readonly findings: readonly Finding[];
   readonly worst: number | null;
 }
@@ -65,13 +65,13 @@ export function rankRows(ranks: Ranks, devices: Devices | undefined, findings: r
   });
 }
 
-/** A member's ranks use its devices in their order; where there are fewer devices than slots, none is named. */
+/** A member's ranks use its devices in their order; with fewer devices than slots, none is named. */
 function deviceOf(devices: readonly Device[] | undefined, slot: number, slots: number): Device | null {
   if (devices === undefined || slot < 0 || devices.length < slots) return null;
   return devices.find((device) => device.index === slot) ?? null;
 }
 
-/** Return which ranks the findings name, and as what. That a rank is slow or stuck is decided by the replicas alone. */
+/** Return the ranks that the findings name, with the kind of finding. Only the replicas decide that a rank is slow or stuck. */
 export function named(findings: readonly Finding[]): string {
   const naming = findings.filter((each) => each.ranks.length > 0);
   if (naming.length === 0) return "No finding names a rank.";
@@ -80,7 +80,7 @@ export function named(findings: readonly Finding[]): string {
   return shown.join(" · ") + (more > 0 ? ` · ${more} more` : "");
 }
 
-/** A finding in two words, where its sentence stands elsewhere. */
+/** A finding in two words; its sentence is elsewhere on the page. */
 export function label({ kind, cause }: Finding): string {
   return cause ? `${kind} (${cause})` : kind;
 }

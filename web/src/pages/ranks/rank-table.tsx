@@ -9,7 +9,7 @@ const GB = 1e9;
 
 const COLUMNS: readonly Column<RankRow>[] = [
   { id: "rank", header: "Rank", width: "3rem", by: (row) => row.rank, cell: (row) => <span className="font-medium">{row.rank}</span> },
-  { id: "finding", header: "Finding", title: "What a finding says of it: the sentence stands above", width: "minmax(8rem,1.2fr)", by: (row) => row.worst, cell: (row) => <Named row={row} /> },
+  { id: "finding", header: "Finding", title: "Findings that name it; their sentences stand above", width: "minmax(8rem,1.2fr)", by: (row) => row.worst, cell: (row) => <Named row={row} /> },
   { id: "host", header: "Host", width: "minmax(5.5rem,1.2fr)", by: (row) => row.host, cell: (row) => <span className={row.lost ? "text-bad" : row.done ? "text-soft" : ""}>{row.host || (row.done ? row.workerId : NONE)}{row.lost ? " (lost)" : row.done && " (done)"}</span> },
   { id: "relative", header: "To fastest", title: "Compute time of the fastest rank over that of this one: 1 is as fast", width: "5.75rem", align: "right", by: (row) => row.relative, cell: (row) => <Score value={row.relative} slow={isSlow(row.findings)} /> },
   { id: "own", header: "To own best", title: "Its own best compute time over the present one: 1 is as fast as ever", width: "6rem", align: "right", by: (row) => row.own, cell: (row) => <Score value={row.own} slow={isSlow(row.findings)} /> },

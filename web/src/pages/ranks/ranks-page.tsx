@@ -15,7 +15,7 @@ const HeatmapChart = lazy(parts.heatmap);
 
 const NONE_FOUND: readonly Finding[] = [];
 
-/** Who holds the job up: whom the findings name, whose sentences stand above, and what each rank costs. */
+/** The ranks and their times, under the sentences of the findings that name ranks. */
 export default function RanksPage({ job }: { job: string }) {
   const path = `/jobs/${encodeURIComponent(job)}`;
   const { query } = useRoute();

@@ -1,8 +1,8 @@
 import { NONE } from "../../format/format";
 
 /**
- * A score of a rank, 0 to 1: 1 is as fast as it can be compared to. It says nothing of who is slow, but where a finding
- * does, it stands out. Its bar is a background: a table has thousands.
+ * A score of a rank, 0 to 1: 1 is as fast as the rank that it is compared to. It does not decide which rank is slow, but
+ * stands out if a finding does. Its bar is a background: a table has thousands.
  */
 export function Score({ value, slow }: { value: number | null; slow: boolean }) {
   if (value === null) return <>{NONE}</>;
