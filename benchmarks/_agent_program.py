@@ -38,7 +38,7 @@ class Played:
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None: ...
 
-    def may_ask_to_stop(self) -> bool:
+    def may_request_stop(self) -> bool:
         return True
 
     def evict(self, rank: int, generation: int, reason: str) -> None:

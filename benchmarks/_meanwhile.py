@@ -41,7 +41,7 @@ class Member(threading.Thread):
         super().__init__(name=f"member-{number}")
         self.rounds, self.saves = Tally(), Tally()
         self.ready = threading.Event()
-        self._endpoints, self._root, self._number, self._stop_wanted = endpoints, root, number, stop
+        self._endpoints, self._root, self._number, self._stop_requested = endpoints, root, number, stop
 
     def run(self) -> None:
         try:
@@ -55,7 +55,7 @@ class Member(threading.Thread):
                 began = time.monotonic()
                 wish = (
                     b"over"
-                    if self._stop_wanted.is_set()
+                    if self._stop_requested.is_set()
                     else b"save"
                     if began > saved_at + SAVE_EVERY_S
                     else b""

@@ -38,7 +38,7 @@ PROGRAM = Path(__file__).with_name("_agents_program.py")
 START_S: Final = 10.0
 BACK_S: Final = 10.0
 LIMIT_S: Final = 120.0
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 
 
 class Agents:
@@ -91,7 +91,7 @@ class Agents:
                 return took_s, generations
             if took_s > LIMIT_S:
                 raise RuntimeError(f"after {LIMIT_S:g} s {connected} are connected, {placed} have a place")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def secured(stack: ExitStack, folder: Path, agents: int) -> LocalCluster:

@@ -115,7 +115,7 @@ async def viewers(shown: Shown) -> float:
             receive,
             send,
             find=streams.resources.find,
-            stays=lambda: None,
+            exempt=lambda: None,
             end=lambda: None,
             review_s=20.0,
         )

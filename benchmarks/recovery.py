@@ -42,7 +42,7 @@ NODES = 3
 STEADY = 3
 """Steps that every rank trains before the next rank is killed or frozen."""
 LIMIT_S = 120.0
-FROZEN_LOOK_S = 60.0
+FROZEN_POLL_S = 60.0
 AGAIN_S = 5.0
 NOTIFIED_P99_S = 1.5
 FROZEN_SLACK_S = 6.0
@@ -176,7 +176,7 @@ def strata_turn(training: UnderStrata, kills: int, calm_s: float, found: dict[st
 def torchrun_frozen(training: Training, calm_s: float) -> float | None:
     """Freeze a rank; return the seconds until all train again, or None if that takes more than a minute."""
     try:
-        return harmed(training, 1, signal.SIGSTOP, calm_s=calm_s, limit_s=FROZEN_LOOK_S)[1]
+        return harmed(training, 1, signal.SIGSTOP, calm_s=calm_s, limit_s=FROZEN_POLL_S)[1]
     except AssertionError:
         return None
 
@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         and figures["notified"]["p99_s"] <= NOTIFIED_P99_S
         and figures["frozen"]["max_s"] <= frozen_s
     )
-    stuck = f"not within {FROZEN_LOOK_S:g} s" if theirs_frozen is None else f"{theirs_frozen:.1f} s"
+    stuck = f"not within {FROZEN_POLL_S:g} s" if theirs_frozen is None else f"{theirs_frozen:.1f} s"
     summary = (
         f"rank killed → all ranks step again p50 {figures['again']['p50_s']:.1f} s,"
         f" p99 {figures['again']['p99_s']:.1f} s"

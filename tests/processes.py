@@ -168,7 +168,7 @@ class Talker:
         """Return once no process is left that this process started, directly or not."""
         deadline = time.monotonic() + limit_s
         while left := self.family():
-            if not all(gone(pid, deadline - time.monotonic()) for pid in left):
+            if not all(wait_exit(pid, deadline - time.monotonic()) for pid in left):
                 raise AssertionError(f"of {self.name} there are left: {self.family()}")
         assert self._quiet.wait(limit_s), f"somebody who hid its mark holds the output of {self.name}"
 
@@ -196,7 +196,7 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def gone(pid: int, limit_s: float) -> bool:
+def wait_exit(pid: int, limit_s: float) -> bool:
     """Return True once no such process runs (a zombie counts as ended), False after the limit."""
     try:
         fd = os.pidfd_open(pid)

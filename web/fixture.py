@@ -139,7 +139,7 @@ class Replica:
     def body_of_ended(self, summary: m.JobSummary, rest: list[str], now: float) -> object:
         empty = {
             "ranks": m.Ranks(
-                generation=2, size=0, workers=(), worker=(), step=(), phases=(), phase=(), heard_ms=(), stalled_ms=(),
+                generation=2, size=0, workers=(), worker=(), step=(), phases=(), phase=(), last_seen_ms=(), stalled_ms=(),
                 compute_us=(), median_compute_us=(), relative_score=(), own_score=(),
             ),
             "devices": m.Devices(devices=()),

@@ -89,7 +89,7 @@ class Cluster:
                 host="node-002",
                 step=job.step(now, 5),
                 phase="loader",
-                heard_ms=stuck,
+                last_seen_ms=stuck,
             )
             opened.append(
                 m.OpenBarrier(

@@ -194,7 +194,7 @@ class Training:
             step=tuple(self.step(now, rank) for rank in each),
             phases=("step", "loader", "barrier", "save"),
             phase=tuple(self.phase(rank, now) for rank in each),
-            heard_ms=tuple(int(1500 * noise(self.name, rank, int(now), "heard")) for rank in each),
+            last_seen_ms=tuple(int(1500 * noise(self.name, rank, int(now), "heard")) for rank in each),
             stalled_ms=tuple(stuck if rank == 5 else 0 for rank in each),
             compute_us=tuple(compute),
             median_compute_us=tuple(self.compute_us(rank, now - 30) for rank in each),
@@ -238,7 +238,7 @@ class Training:
         )
         return m.Rank(
             rank=rank, worker_id=self.worker_id(rank), host=self.host(rank), step=all_ranks.step[rank],
-            phase=all_ranks.phases[all_ranks.phase[rank]], heard_ms=all_ranks.heard_ms[rank], stalled_ms=stuck,
+            phase=all_ranks.phases[all_ranks.phase[rank]], last_seen_ms=all_ranks.last_seen_ms[rank], stalled_ms=stuck,
             compute_us=all_ranks.compute_us[rank], median_compute_us=all_ranks.median_compute_us[rank],
             relative_score=all_ranks.relative_score[rank], own_score=all_ranks.own_score[rank],
             finding=finding, stack=stack, trace_file=f"/var/nccl/rank-{rank}.trace" if stuck else "",

@@ -98,7 +98,7 @@ class Scenario:
     """Path of a user's own scenario file; empty for a shipped scenario."""
 
     @property
-    def asked(self) -> str:
+    def scenario_argument(self) -> str:
         """The value of `--scenario` that selects this scenario."""
         return self.path or self.name
 

@@ -116,11 +116,11 @@ class Demo:
 
         with console.status("") as line:
 
-            def look_and_show() -> bool:
+            def poll_and_show() -> bool:
                 line.update(f"step {self.feed.step()} of {self.steps}: waiting for {what}")
                 return look()
 
-            return wait_for(what, look_and_show, limit_s=limit_s)
+            return wait_for(what, poll_and_show, limit_s=limit_s)
 
     def _latest(self) -> int:
         job = self.client.job_status()

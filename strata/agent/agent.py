@@ -219,12 +219,12 @@ class Agent:
 
         After `REPORT_S`, setting `shorten_deadline` ends this wait.
         """
-        await self.reports.told(REPORT_S)
+        await self.reports.wait_delivered(REPORT_S)
         if not self.reports.all_delivered:
             log.warning(
                 "agent.exit_unreported", reason=f"no coordinator reached; waiting {EXIT_REPORT_S:g} s for one"
             )
-            waits = [asyncio.ensure_future(self.reports.told(EXIT_REPORT_S - REPORT_S))]
+            waits = [asyncio.ensure_future(self.reports.wait_delivered(EXIT_REPORT_S - REPORT_S))]
             if shorten_deadline is not None:
                 waits.append(asyncio.ensure_future(_set(shorten_deadline)))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

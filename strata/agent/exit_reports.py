@@ -43,7 +43,7 @@ class ExitReports:
         self._tasks.add(task)
         task.add_done_callback(self._reported)
 
-    async def told(self, limit_s: float | None = None) -> None:
+    async def wait_delivered(self, limit_s: float | None = None) -> None:
         """Return once every exit reported so far is durable or can no longer be reported, or after the limit."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=limit_s)

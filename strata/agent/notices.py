@@ -23,7 +23,7 @@ LEAVE_S: Final = 5.0
 is saved by then."""
 SAY_S: Final = 1.0
 """How long a rank has to report that it supports graceful stop."""
-ASK_SHARE: Final = 0.5
+REQUEST_SHARE: Final = 0.5
 """Share of the grace that the coordinators have to record a request to stop."""
 
 
@@ -35,7 +35,7 @@ class Upstream(Protocol):
         ...
 
 
-def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
+def notice_for_member(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
     """Return the notice to the update's generation if it makes this member leave; None while the member may stay.
 
     A member that stays need not act on the notice: its ranks wait for the next world, and then the agent ends them.
@@ -64,7 +64,9 @@ async def request_common_stop(
     """
     request = stop_message(job, reason, grace_s=grace_s, generation=generation, leaving=leaving)
     try:
-        response: StopJobResponse = await upstream.call(request, timeout_s=timeout_s or ASK_SHARE * grace_s)
+        response: StopJobResponse = await upstream.call(
+            request, timeout_s=timeout_s or REQUEST_SHARE * grace_s
+        )
     except Unavailable:
         raise
     except StrataError as error:

@@ -70,11 +70,11 @@ class Upstream(forwarding.Upstream, Protocol):
 class Listener(Protocol):
     """Receives the ranks' progress and passes it on."""
 
-    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+    def on_progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
         """Record the progress of ranks, and report it to the coordinators."""
         ...
 
-    def gone(self, generation: int, rank: int) -> None:
+    def on_detached(self, generation: int, rank: int) -> None:
         """Record that a rank's session ended in order; its process may live on."""
         ...
 
@@ -102,7 +102,7 @@ class Ranks(Protocol):
         """Record that a rank has stopped as requested, whatever the exit code of its process is."""
         ...
 
-    def may_ask_to_stop(self) -> bool:
+    def may_request_stop(self) -> bool:
         """Tell whether a rank's request for a common stop counts for the job: not while the agent ends its ranks."""
         ...
 
@@ -266,10 +266,10 @@ class Relay:
         self._processes[rank.rank] = process
         self._watch.watch(rank.rank, rank.generation, process)
 
-    def may_ask_to_stop(self, generation: int) -> bool:
+    def may_request_stop(self, generation: int) -> bool:
         """Tell whether a request for a common stop by a rank of this generation counts for the job."""
         runs = self._place is not None and self._place.generation == generation
-        return runs and self.ranks.may_ask_to_stop()
+        return runs and self.ranks.may_request_stop()
 
     def _detached(self, handler: _RankHandler, end: End) -> None:
         rank, generation = handler.rank, handler.generation
@@ -278,7 +278,7 @@ class Relay:
         del self._attached[handler.local_rank]
         current = self._place is not None and self._place.generation == generation
         if end is not End.BROKEN or handler.session.ended_here:
-            self._listener.gone(generation, rank)
+            self._listener.on_detached(generation, rank)
         elif current:
             self._graces[rank] = asyncio.get_running_loop().call_later(
                 self._grace_s, self._grace_over, rank, generation, self._grace_s
@@ -326,7 +326,7 @@ class _RankHandler(Carrier):
                 self._relay.ranks.rank_supports_graceful_stop(self.rank, self.generation)
             if any(one.step > 0 for one in mine):
                 self._relay.ranks.rank_stepped(self.rank, self.generation)
-            self._relay._listener.hear(self.generation, mine)  # the handler is part of the relay
+            self._relay._listener.on_progress(self.generation, mine)  # the handler is part of the relay
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         mine = (rank_exit.rank, rank_exit.generation) == (self.rank, self.generation)
@@ -339,7 +339,7 @@ class _RankHandler(Carrier):
         return Reply(token=self.upstream.token)
 
     async def call(self, call: Call) -> Reply:
-        if call.HasField("stop_job") and not self._relay.may_ask_to_stop(self.generation):
+        if call.HasField("stop_job") and not self._relay.may_request_stop(self.generation):
             raise StaleGeneration(f"this node's ranks of generation {self.generation} are being ended")
         try:
             return await super().call(call)

@@ -98,7 +98,7 @@ async def _serve(relay: Relay, link: FramedLink[Up, Down], limit_s: float) -> No
         link.close(error)
     finally:
         link.close()
-        await link.gone()
+        await link.wait_closed()
 
 
 async def _process_of(link: FramedLink[Up, Down], limit_s: float) -> RankProcess:

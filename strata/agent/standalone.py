@@ -207,7 +207,7 @@ class StandaloneAgent(Carrier):
         if progress.generation > self._generation:
             self._generation = progress.generation
             self._health.stalls.watch(self._generation)
-        self._health.stalls.hear(progress.generation, progress.ranks)
+        self._health.stalls.on_progress(progress.generation, progress.ranks)
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         await self.upstream.rank_exit(
@@ -284,20 +284,20 @@ async def run(sock: socket.socket) -> None:
         process = peer_of(sock)
     except StrataError as error:
         link.close(error)
-        await link.gone()
+        await link.wait_closed()
         return
     with process:
         if os.getppid() != process.pid:  # it ended before it could be watched
             return
-        gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(process.fileno(), gone.set)
-        first, ended = asyncio.ensure_future(link.take()), asyncio.ensure_future(gone.wait())
+        process_ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(process.fileno(), process_ended.set)
+        first, ended = asyncio.ensure_future(link.take()), asyncio.ensure_future(process_ended.wait())
         await asyncio.wait((first, ended), return_when=asyncio.FIRST_COMPLETED)
         if ended.done() or (start := first.result()) is None:
             return
-        await StandaloneAgent(AgentStart.FromString(start), process).run(link, gone)
-        if not gone.is_set():
-            await link.gone()
+        await StandaloneAgent(AgentStart.FromString(start), process).run(link, process_ended)
+        if not process_ended.is_set():
+            await link.wait_closed()
 
 
 def _release_output() -> None:

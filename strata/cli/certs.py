@@ -77,7 +77,7 @@ def issue(
     made = certificates.Authority.open(authority).issue(
         out, role=role, id=id, hosts=host or (), jobs=job or (), now=datetime.now(UTC), days=days, force=force
     )
-    _say_issued(out, made, as_json=as_json)
+    _print_issued(out, made, as_json=as_json)
 
 
 @app.command()
@@ -99,7 +99,7 @@ def renew(
     from strata.security import certificates  # noqa: PLC0415  # the server extra
 
     made = certificates.Authority.open(authority).renew(out, now=datetime.now(UTC), days=days)
-    _say_issued(out, made, as_json=as_json)
+    _print_issued(out, made, as_json=as_json)
 
 
 @app.command()
@@ -157,7 +157,7 @@ def _as_values(path: Path, found: Described, days_left: float) -> dict[str, Any]
     }
 
 
-def _say_issued(out: Path, made: Described, *, as_json: bool) -> None:
+def _print_issued(out: Path, made: Described, *, as_json: bool) -> None:
     if as_json:
         print_values(_as_values(out, made, made.days_left(datetime.now(UTC))))
         return

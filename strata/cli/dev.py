@@ -16,7 +16,7 @@ from strata.errors import Unavailable
 if TYPE_CHECKING:
     from strata.devcluster.local_cluster import LocalCluster
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def dev(
@@ -104,5 +104,5 @@ def _watch(local: LocalCluster, console: Console) -> None:
             if child.poll() is not None:
                 del running[name]
                 console.print(f"[red]{name} {child.describe()}[/red]")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     raise Unavailable("every process has ended", hint=f"the logs are in {local.logs}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strata.launch.console import Console
     from strata.launch.rank_logs import LogFile
 
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 FOLLOWED_LINES: Final = 10
 READ_BYTES: Final = 64 << 10
 
@@ -78,7 +78,7 @@ def logs(
     if follow:
         try:
             while shown.follow():
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
@@ -172,7 +172,7 @@ class _Shown:
                 self._open[rank] = opened = _Open(file)
                 opened.stream.seek(self._known.get(file.path, 0))
             self._pass_on(opened)
-        return not self._console.gone
+        return not self._console.broken
 
     def _pass_on(self, opened: _Open) -> None:
         prefix = self._console.prefix(opened.file.rank) if self._prefix else b""

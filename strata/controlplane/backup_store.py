@@ -95,15 +95,15 @@ def backup_to_restore(place: BackupPlace, *, cluster: str, lineage: str = "") ->
     listed = "; ".join(
         f"{one} has {len(names)}, the newest {names[0].stem}" for one, names in by_lineage.items()
     )
-    wanted_lineage = lineage_of(lineage)
-    if wanted_lineage and wanted_lineage not in by_lineage:
-        raise NotFound(f"{place.uri} holds no finished backup of lineage {wanted_lineage}", hint=listed)
-    if not wanted_lineage and len(by_lineage) > 1:
+    requested_lineage = lineage_of(lineage)
+    if requested_lineage and requested_lineage not in by_lineage:
+        raise NotFound(f"{place.uri} holds no finished backup of lineage {requested_lineage}", hint=listed)
+    if not requested_lineage and len(by_lineage) > 1:
         raise Refused(
             f"{place.uri} holds backups of {len(by_lineage)} clusters named {cluster}",
             hint=f"pass --lineage, or a backup by --name; {listed}",
         )
-    return by_lineage[wanted_lineage or next(iter(by_lineage))][0]
+    return by_lineage[requested_lineage or next(iter(by_lineage))][0]
 
 
 def verify_backup(
@@ -172,10 +172,10 @@ def _may_be_full(files: Sequence[StoredFile], made: BackupName, keep: int) -> bo
 def _related(place: BackupPlace, made: BackupName, uid: str, files: Sequence[StoredFile]) -> set[str]:
     """Return the stems of the finished backups whose metadata have the lineage of `uid`."""
     related: set[str] = set()
-    wanted_lineage = lineage_of(uid)
+    requested_lineage = lineage_of(uid)
     for stem in complete_stems([file for file in files if file.cluster == made.cluster]):
         try:
-            if lineage_of(read_metadata(place, parse_stem(stem)).cluster_uid) == wanted_lineage:
+            if lineage_of(read_metadata(place, parse_stem(stem)).cluster_uid) == requested_lineage:
                 related.add(stem)
         except (BackupCorrupt, ObjectMissing):
             continue  # the backup's lineage is unknown, or another process has removed the backup meanwhile

@@ -101,7 +101,7 @@ class Fanout:
         for key in changes.rounds:
             _guarded(job, partial(self._barriers.on_round, key))
         for name, generation in changes.floors:
-            _guarded(job, partial(self._barriers.on_floor, job, name, generation))
+            _guarded(job, partial(self._barriers.on_release, job, name, generation))
         if changes.world or changes.notice:
             _guarded(job, partial(self._sessions.on_world, job))
         if changes.world:

@@ -25,7 +25,7 @@ from strata.coordinator.etcd.access import check_versions, connected, member_sta
 from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import PageFactory, Replica, ResourceFactory
 from strata.coordinator.rpc.server import Dialer, Server
-from strata.coordinator.service_manager import ServiceManager, told
+from strata.coordinator.service_manager import ServiceManager, reporting_readiness
 from strata.coordinator.suspended import Suspended, SuspendedPage
 from strata.core.access.authority import Identity
 from strata.core.ids import checked_id
@@ -86,7 +86,7 @@ async def run_coordinator(
         log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
         is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731  # it changes
         try:
-            with told(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108  # likewise
+            with reporting_readiness(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108  # likewise
                 uid = ""
                 while not signalled:
                     async with connected(config.etcd) as store, connected(config.etcd) as renewals:

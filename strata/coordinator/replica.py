@@ -169,7 +169,9 @@ class Replica:
             self.context, measured, self.service.live, self.service.call, version=version
         )
         self._read = None if resources is None else resources(self.observed)
-        self._leader_term = LeaderTerm(self.context, heartbeat, self.service.failure_detector.hears)
+        self._leader_term = LeaderTerm(
+            self.context, heartbeat, self.service.failure_detector.has_recent_transport
+        )
 
     def is_ready(self) -> tuple[bool, str]:
         """Return whether members may be sent here, and if not, why."""

@@ -76,7 +76,7 @@ class Service:
             reported=board.reported,
             devices=board.devices,
             look=self._interest.look,
-            heard=board.heard,
+            last_seen=board.last_seen,
             member_ages=self.failure_detector.ages,
             evidence=board.evidence,
             violations=context.invariants.violations,
@@ -116,9 +116,9 @@ class Service:
             context,
             arrivals=self._forwarded,
             progress=self._note_peer_progress,
-            heartbeat=unary.heard,
+            heartbeat=unary.record_heartbeat,
             history=context.charts.learn,
-            interest=lambda watched: self._interest.hear(watched.job, watched.ranks),
+            interest=lambda watched: self._interest.record_peer(watched.job, watched.ranks),
         )
         self._fanout = Fanout(
             context,
@@ -184,8 +184,8 @@ class Service:
             self.board.note(progress.job, progress.generation, progress.ranks, own=False)
         for member in progress.devices:
             self.board.note_devices(progress.job, member, own=False)
-        if progress.heard:
-            self.board.note_last_heard(progress.job, progress.heard, own=False)
+        if progress.last_seen:
+            self.board.note_last_seen(progress.job, progress.last_seen, own=False)
         if progress.evidence:
             self.board.note_evidence(progress.job, progress.generation, progress.evidence, own=False)
 
@@ -194,13 +194,13 @@ class Service:
         for job, ranks in self._interest.own():
             self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
         for job in self._interest.jobs():
-            self.board.note_last_heard(job, self.failure_detector.heard(job), own=True)
+            self.board.note_last_seen(job, self.failure_detector.last_seen(job), own=True)
         for job, rank in self._interest.ranks():
             self._registry.inspect(job, rank)
 
     def _resend_to_peers(self) -> None:
         self.barriers.forwarding.again()
-        self.board.tell_again()
+        self.board.resend()
 
     async def _move_members_while_unready(self) -> None:
         """While this replica is unhealthy, move its members to a ready replica (PROTOCOLS 5.5)."""

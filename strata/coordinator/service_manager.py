@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """How often the replica's state is polled; a message is sent only for a change and for the watchdog."""
 
 
@@ -36,7 +36,7 @@ class ServiceManager:
             return cls(address=address)
         return cls(address=address, watchdog_s=int(limit_us) / 1e6)
 
-    def say(self, *assignments: str) -> None:
+    def notify(self, *assignments: str) -> None:
         """Send one message; ignore errors, since a replica's work does not depend on it."""
         path = self.address
         target = "\0" + path[1:] if path.startswith("@") else path  # the abstract namespace
@@ -48,7 +48,9 @@ class ServiceManager:
 
 
 @contextlib.contextmanager
-def told(manager: ServiceManager | None, is_ready: Callable[[], tuple[bool, str]]) -> Iterator[None]:
+def reporting_readiness(
+    manager: ServiceManager | None, is_ready: Callable[[], tuple[bool, str]]
+) -> Iterator[None]:
     """Report to `manager` whether the replica is ready, and why not, while the body runs; then report its stop."""
     if manager is None:
         yield
@@ -87,9 +89,9 @@ class _Report:
             self._watchdog_sent_at = now
             message.append("WATCHDOG=1")
         if message:
-            self._manager.say(*message)
-        self._timer = self._loop.call_later(LOOK_S, self.poll)
+            self._manager.notify(*message)
+        self._timer = self._loop.call_later(POLL_S, self.poll)
 
     def end(self) -> None:
         self._timer.cancel()
-        self._manager.say("STOPPING=1", "STATUS=ends")
+        self._manager.notify("STOPPING=1", "STATUS=ends")

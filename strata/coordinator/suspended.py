@@ -32,7 +32,7 @@ from strata.wire import status
 
 log = get_logger()
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """Interval between two reads of etcd."""
 ANSWER_S: Final = 5.0
 """Timeout of one read of etcd."""
@@ -91,7 +91,7 @@ class Suspended:
             reminded = asyncio.get_running_loop().time()
             while True:
                 try:
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(POLL_S):
                         await self._stopping.wait()
                         return ""
                 except TimeoutError:

@@ -19,8 +19,8 @@ from strata.core.access.authority import Identity, parse_identity, refusal
 from strata.errors import PermissionDenied, Unauthenticated
 from strata.security.tokens import AcceptedTokens
 
-LOOK: Final = "Worlds.GetJob"
-LOOK_AT_ALL: Final = "Admin.GetStatus"
+READ_JOB: Final = "Worlds.GetJob"
+READ_STATUS: Final = "Admin.GetStatus"
 OPERATE: Final = "Checkpoints.PinCheckpoint"
 
 
@@ -58,7 +58,9 @@ class HttpAuthorizer:
 
     def check(self, identity: Identity | None, job: str | None) -> None:
         """Raise the refusal unless the caller may read `job`, or the cluster if `job` is None."""
-        refused = refusal(identity, LOOK if job is not None else LOOK_AT_ALL, cluster=self._cluster, job=job)
+        refused = refusal(
+            identity, READ_JOB if job is not None else READ_STATUS, cluster=self._cluster, job=job
+        )
         if refused is not None:
             raise refused
 

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata.config import split_address
-from strata.coordinator.access.connection_limiter import LOOK_S, ConnectionReport
+from strata.coordinator.access.connection_limiter import POLL_S, ConnectionReport
 from strata.core.access.connection_limits import Connections, Shares, address_key
 from strata.errors import ConfigError
 from strata.observe import get_logger
@@ -236,25 +236,25 @@ class _Server(uvicorn.Server):
     async def _look(self) -> None:
         while True:
             self._report.open["http"] = len(self._silent) + len(self._speaking)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _close_excess(self, connections: Connections[_Connection]) -> None:
         now_s = asyncio.get_running_loop().time()
         excess = connections.excess(now_s)
         for each in excess:
             self._end(each.connection)
-        self._report.tell("http", excess, now_s)
+        self._report.report_closed("http", excess, now_s)
 
     async def _run_connection(self, connection: _Connection) -> None:
         loop = asyncio.get_running_loop()
         protocol = _Bounded(config=self.config, server_state=self.server_state, app_state={})
         end = loop.call_later(CONNECTION_S, self._end, connection)
 
-        def stays() -> None:
+        def exempt() -> None:
             end.cancel()
             self._speaking.admitted(connection)
 
-        protocol.stays = stays
+        protocol.exempt = exempt
         try:
             await loop.connect_accepted_socket(
                 lambda: protocol,
@@ -310,7 +310,7 @@ class _Bounded(H11Protocol):
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.ended = asyncio.Event()
-        self.stays: Callable[[], None] = lambda: None
+        self.exempt: Callable[[], None] = lambda: None
         """Exempts the connection from `CONNECTION_S`, and from being closed to make space for new connections."""
 
     def connection_made(self, transport: Any) -> None:
@@ -319,7 +319,7 @@ class _Bounded(H11Protocol):
         shown = secured.getpeercert() if secured is not None else None
         names = (shown or {}).get("subjectAltName", ())
         uris = [name for kind, name in names if kind == "URI"]
-        self.app_state = {"uris": uris, "stays": lambda: self.stays(), "end": lambda: _reset(transport)}  # noqa: PLW0108  # set later
+        self.app_state = {"uris": uris, "stays": lambda: self.exempt(), "end": lambda: _reset(transport)}  # noqa: PLW0108  # set later
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()

@@ -264,9 +264,9 @@ def _unpack(
             env={**os.environ, "ETCDCTL_API": "3"},
         )
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip() or "it gave no reason").splitlines()[-1]
+            last_line = (done.stderr.strip() or done.stdout.strip() or "it gave no reason").splitlines()[-1]
             raise ConfigError(
-                f"{tool.name} cannot restore {snapshot}: {said}",
+                f"{tool.name} cannot restore {snapshot}: {last_line}",
                 hint=f"is it a snapshot of etcd, no newer than {tool.name} {binary.version}?",
             )
 

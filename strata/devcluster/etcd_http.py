@@ -113,8 +113,8 @@ class EtcdHttp:
                 answer: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(4096).decode(errors="replace")
-            if error.code in {401, 403} or "user name is empty" in said or "auth" in said:
+                refusal = error.read(4096).decode(errors="replace")
+            if error.code in {401, 403} or "user name is empty" in refusal or "auth" in refusal:
                 raise Refused(f"etcd at {self.url} asks for a user") from error
             raise Unavailable(f"etcd at {self.url} does not answer: {error}", hint="") from error
         except (OSError, http.client.HTTPException, ValueError) as error:

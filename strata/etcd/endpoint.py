@@ -46,7 +46,7 @@ _OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
 ]
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """How often the client checks for replaced files while there is no connection."""
 
 READY: Final = grpc.ChannelConnectivity.READY
@@ -167,7 +167,7 @@ class Endpoint:
         until a connection is established. So this check polls.
         """
         while self._tls is not None and not self._closed:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             if not self.ready:
                 await self._renew()
 

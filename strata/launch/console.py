@@ -79,7 +79,7 @@ class Console:
         self.fd = fd
         self.terminal = os.isatty(fd)
         self._colours = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
-        self.gone = False
+        self.broken = False
         """Whether some output could not be written and was lost."""
         self._lock = threading.Lock()
         self._writer: object = None
@@ -158,7 +158,7 @@ class Console:
             except BlockingIOError:  # another process that shares the file has made it non-blocking
                 select.select([], [self.fd], [])
             except OSError:
-                self.gone = True
+                self.broken = True
                 return
 
 

@@ -27,7 +27,7 @@ from strata.agent.agent import Agent
 from strata.agent.agent_state import is_outdated, waits_because
 from strata.agent.environment import Place
 from strata.agent.health.stack_request import process_state
-from strata.agent.notices import SAY_S, asked_to_leave
+from strata.agent.notices import SAY_S, notice_for_member
 from strata.agent.rendezvous import Meeting
 from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
@@ -71,7 +71,7 @@ class LocalAgent:
         self._config = config
         self._agent = agent
         self._worker_id = agent.config.worker_id
-        self._will_heed = wait_graceful_stop_support
+        self._wait_graceful_stop_support = wait_graceful_stop_support
         self._graceful_stop_seen = False
         self._reports = agent.reports
         inherited = inherited_environment()
@@ -122,7 +122,7 @@ class LocalAgent:
         If the signal is one that preempts and the ranks here support graceful stop, all ranks of the job stop together.
         Otherwise the ranks here get SIGTERM and `stop_grace_s`.
         """
-        self._stop.ask(number)
+        self._stop.on_signal(number)
         self._news.set()
 
     def become_unfit(self, reason: str) -> None:
@@ -148,7 +148,7 @@ class LocalAgent:
         if ranks is not None and ranks.place.generation == generation:
             ranks.dumps_core(rank, reason)
 
-    def may_ask_to_stop(self) -> bool:
+    def may_request_stop(self) -> bool:
         """Return True: before the agent ends ranks it withdraws their place, so these ranks cannot request a stop."""
         return True
 
@@ -194,7 +194,7 @@ class LocalAgent:
             while True:
                 await self._news.wait()
                 self._news.clear()
-                if self._stop.asked.is_set():
+                if self._stop.requested.is_set():
                     return await self._stop_now()
                 update = self._update
                 if update is None:
@@ -206,9 +206,9 @@ class LocalAgent:
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
                     await self._end_ranks(self._grace_s(update), keep=self._continuing(update))
-                    if not self._stop.asked.is_set():
+                    if not self._stop.requested.is_set():
                         await self._begin(update)
-                notice, ranks = asked_to_leave(update, self._worker_id), self._slots.ranks
+                notice, ranks = notice_for_member(update, self._worker_id), self._slots.ranks
                 if notice is not None:
                     if await self._stopping.obey(
                         notice, shorten_deadline=partial(self._until_urgent_or_outdated, update)
@@ -271,7 +271,7 @@ class LocalAgent:
 
     async def _superseded(self, update: WorldUpdate) -> None:
         """Return once a newer world or phase is known, or a stop was requested."""
-        while not self._stop.asked.is_set() and not is_outdated(update, self._update):
+        while not self._stop.requested.is_set() and not is_outdated(update, self._update):
             self._news.clear()
             await self._news.wait()
 
@@ -284,7 +284,7 @@ class LocalAgent:
 
     def _grace_s(self, update: WorldUpdate) -> float:
         """Return how long ranks may take to end: `stop_grace_s` before a departure or pause, else `restart_grace_s`."""
-        stops = asked_to_leave(update, self._worker_id) is not None or update.phase == JOB_PHASE_PAUSED
+        stops = notice_for_member(update, self._worker_id) is not None or update.phase == JOB_PHASE_PAUSED
         return self._config.stop_grace_s if stops else self._config.restart_grace_s
 
     async def _end_ranks(self, grace_s: float, *, keep: frozenset[int] = frozenset()) -> None:
@@ -320,7 +320,7 @@ class LocalAgent:
         if not self._stop.preempts:
             self._agent.set_place(None)  # otherwise ranks would answer SIGTERM by stopping the whole job
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
-        later_notice = asked_to_leave(self._update, self._worker_id)
+        later_notice = notice_for_member(self._update, self._worker_id)
         if later_notice is not None and not self._stop.urgent.is_set():
             # a rank that received the signal too has requested the common stop that this agent could not request
             return await self._leave_preempted(f"{self._stop.signal_name}: {later_notice.reason}")
@@ -369,7 +369,7 @@ class LocalAgent:
 
         No rank begins a step before all are ready, so ending these ranks loses no work.
         """
-        return not self._slots.used or self._graceful_stop_seen or self._will_heed()
+        return not self._slots.used or self._graceful_stop_seen or self._wait_graceful_stop_support()
 
     async def _report_preempted_late(self, place: Place) -> None:
         """Report the ranks of `place` as preempted once a coordinator answers: none answered before the ranks ended."""

@@ -50,7 +50,7 @@ class RunProgress:
         self._generation = 0
         self._ranks: dict[int, RankProgress] = {}
         self._stuck_since_s: dict[int, float] = {}
-        """When each stuck rank last moved, by the clock of the `now_s` that `hear` and `line` get."""
+        """When each stuck rank last moved, by the clock of the `now_s` that `record` and `line` get."""
         self._training: TrainingReport | None = None
         self._steps: deque[tuple[float, int]] = deque()
         self._saved: int | None = None
@@ -64,7 +64,7 @@ class RunProgress:
             self._steps.clear()
             self._training = None
 
-    def hear(self, generation: int, ranks: Sequence[RankProgress], now_s: float) -> None:
+    def record(self, generation: int, ranks: Sequence[RankProgress], now_s: float) -> None:
         """Record the progress that ranks report."""
         if generation != self._generation:
             return
@@ -153,7 +153,7 @@ class Listening:
         self._upstream, self._progress = upstream, progress
 
     def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        self._progress.hear(generation, ranks, asyncio.get_running_loop().time())
+        self._progress.record(generation, ranks, asyncio.get_running_loop().time())
         self._upstream.progress(generation, ranks)
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:

@@ -30,21 +30,21 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
         self._received: set[int] = set()
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.urgent = asyncio.Event()
 
-    def ask(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
         """Record a signal. SIGTERM after SIGUSR1 is not a second one: a scheduler warns with SIGUSR1 first."""
         if self._received and (number in self._received or self._received != {signal.SIGUSR1}):
             self.urgent.set()
         self._received.add(number)
         self.number = self.number or number
-        self.asked.set()
+        self.requested.set()
 
     @property
     def next_signal(self) -> asyncio.Event:
         """The event that the next signal sets, the first or a second. It shortens the deadline of a leaving member."""
-        return self.urgent if self.asked.is_set() else self.asked
+        return self.urgent if self.requested.is_set() else self.requested
 
     @property
     def preempts(self) -> bool:

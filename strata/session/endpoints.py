@@ -116,12 +116,12 @@ def _parse(word: str, *, tls: bool) -> Endpoint:
     if rest.count(":") > 1:
         raise ConfigError(f"{word!r}: an IPv6 address stands in brackets", hint=_HINT)
     host, _, port = rest.partition(":")
-    if not _HOST.match(host) or not _can_be_looked_up(host):
+    if not _HOST.match(host) or not _is_resolvable(host):
         raise ConfigError(f"{word!r} does not name a host", hint=_HINT)
     return Endpoint(host=host, port=_port(word, port), tls=tls)
 
 
-def _can_be_looked_up(host: str) -> bool:
+def _is_resolvable(host: str) -> bool:
     try:
         host.encode("idna")  # as the resolver does: no label is empty or longer than 63 bytes
     except UnicodeError:
@@ -234,7 +234,7 @@ class Route:
         self.rng.shuffle(self._first)
         self.prefer(addresses)
 
-    def ask_first(self, endpoint: Endpoint) -> None:
+    def try_first(self, endpoint: Endpoint) -> None:
         """Try this configured endpoint next, once, before all others."""
         self._first.append(endpoint)
 

@@ -97,7 +97,7 @@ class Failover:
         """
         if self._looking is not None:
             if self._greeted is not None:
-                self._route.ask_first(self._greeted)
+                self._route.try_first(self._greeted)
             self._looking.cancel()
             self._cancelled = [*(search for search in self._cancelled if not search.done()), self._looking]
             self._looking, self._greeted = None, None

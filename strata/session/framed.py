@@ -215,7 +215,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    async def gone(self) -> None:
+    async def wait_closed(self) -> None:
         """Return once the socket is closed, at most `FLUSH_S` after `close`."""
         await asyncio.wait((self._lost,))
 
@@ -350,7 +350,7 @@ async def dialled(
         yield link
     finally:
         link.close()
-        await link.gone()
+        await link.wait_closed()
 
 
 def _end_error(frame: bytes) -> StrataError | None:

@@ -67,7 +67,7 @@ class Session:
         self.closed = False
         """Whether this side has ended the session."""
         self.now_s = asyncio.get_running_loop().time
-        self.heard_s = self.now_s()
+        self.last_message_s = self.now_s()
         """When the other side last sent something, on the loop's clock."""
 
     def send(self, message: session_pb2.Down) -> None:
@@ -269,7 +269,7 @@ class _Serving:
     async def _read(self, tasks: asyncio.TaskGroup) -> End:
         handler = self._handler
         while (up := await self._reader.recv()) is not None:
-            self._session.heard_s = self._session.now_s()
+            self._session.last_message_s = self._session.now_s()
             match up.WhichOneof("message"):
                 case "arrivals":
                     handler.arrivals(up.arrivals.arrivals)

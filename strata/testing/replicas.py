@@ -18,7 +18,7 @@ from strata.testing.processes import Process
 from strata.testing.serving import MemoryServing, memory_dial, memory_probe
 
 
-async def cannot_tell(_address: str) -> Probe:
+async def unknown_probe(_address: str) -> Probe:
     """Return `UNCLEAR`, as if no probe were possible: the end of a leader is then detected only by its lease."""
     return Probe.UNCLEAR
 
@@ -57,7 +57,7 @@ class MemoryReplica:
             clock=lambda: loop.time() + self.skew_s,
             unix_now=loop.time,
             rng=random.Random(f"{name}/{run}"),
-            probe=memory_probe(board, name) if serves is None else cannot_tell,
+            probe=memory_probe(board, name) if serves is None else unknown_probe,
         )
         self.context: ReplicaContext = self.replica.context
 

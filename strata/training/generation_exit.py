@@ -39,7 +39,7 @@ GRACE_S: Final = 60.0
 """How long a rank of an ended generation waits for its agent to end it."""
 OVER_S: Final = 10.0
 """The end of a generation may arrive here after the error that it caused: up to `detect_s` plus this time later."""
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """How often a process that waits for a newer world checks whether the job is done instead."""
 ORPHAN_S: Final = 0.5
 """How long the main thread has to raise the error after its agent has ended."""
@@ -119,15 +119,17 @@ def exit_orphaned() -> None:
     exit_with(1)
 
 
-def end_with_agent(context: RankContext, gone: Callable[[], None] = exit_orphaned) -> Callable[[], None]:
-    """Call `gone` in a thread of its own once the agent has ended; return a function that cancels this.
+def end_with_agent(
+    context: RankContext, exit_process: Callable[[], None] = exit_orphaned
+) -> Callable[[], None]:
+    """Call `exit_process` in a thread of its own once the agent has ended; return a function that cancels this.
 
     The main thread cannot watch the agent: it may hang in a collective with ranks that nothing restarts.
     """
 
     def ended(error: StrataError) -> None:
         if isinstance(error, StaleIncarnation) and not is_interactive():
-            threading.Thread(target=gone, name="strata-orphan", daemon=True).start()
+            threading.Thread(target=exit_process, name="strata-orphan", daemon=True).start()
             log.error(
                 "%s", error
             )  # after the thread's start: another thread may hold the log's lock for ever
@@ -246,12 +248,12 @@ class StandaloneExit:
     """
 
     def __init__(
-        self, context: RankContext, *, detect_s: float, gone: Callable[[], None] | None = None
+        self, context: RankContext, *, detect_s: float, exit_process: Callable[[], None] | None = None
     ) -> None:
-        """`detect_s` is the time to detect a death; `gone` ends the process and does not return."""
+        """`detect_s` is the time to detect a death; `exit_process` ends the process and does not return."""
         self._context = context
         self._detect_s = detect_s
-        self._gone = gone if gone is not None else exit_preempted
+        self._exit_process = exit_process if exit_process is not None else exit_preempted
         self._lock = threading.Lock()
         self._update: WorldUpdate | None = None
         self._over = threading.Event()
@@ -296,8 +298,8 @@ class StandaloneExit:
 
     def _wait_over(self, limit_s: float) -> None:
         """Return after `limit_s` without a newer world, or in an interactive session; `JobDone` if the job is done."""
-        for _ in range(math.ceil(limit_s / LOOK_S)):
-            if self._over.wait(LOOK_S):
+        for _ in range(math.ceil(limit_s / POLL_S)):
+            if self._over.wait(POLL_S):
                 if not is_interactive():
                     threading.Event().wait(GRACE_S)
                 elif self._update is not None:
@@ -344,7 +346,7 @@ class StandaloneExit:
 
     def _end(self, update: WorldUpdate) -> None:
         self._leave(update)
-        self._gone()
+        self._exit_process()
 
     def _on_end(self, error: StrataError) -> None:
         """End this process, armed or not, if its session ended because the control plane was restored."""
@@ -358,7 +360,7 @@ class StandaloneExit:
 
     def _end_restored(self, error: ClusterRestored) -> None:
         log.error(RESTORED, error.message)
-        self._gone()
+        self._exit_process()
 
     def _notice_reason(self, update: WorldUpdate) -> str:
         """Return the reason of a notice in effect that makes this member leave, or ""."""

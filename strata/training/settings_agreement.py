@@ -73,7 +73,7 @@ def agree_on_settings(
     ).encode()
     received = {rank: _read(rank, data) for rank, data in context.barrier(BEGIN_BARRIER, payload).items()}
     if 0 not in received:
-        raise Refused("rank 0 sent no settings", hint=_ALIKE)
+        raise Refused("rank 0 sent no settings", hint=_SAME_VERSION)
     first = received[0]
     _check_shared({rank: settings.pop(_ROOTS) for rank, settings in received.items()})
     if context.rank == 0:
@@ -180,9 +180,9 @@ def _read(rank: int, payload: bytes) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict) or body.get("v") != _VERSION or body.keys() != _NAMES:
-        raise Refused(f"rank {rank} sent {payload[:80]!r} before its first step", hint=_ALIKE)
+        raise Refused(f"rank {rank} sent {payload[:80]!r} before its first step", hint=_SAME_VERSION)
     return body
 
 
 _NAMES: Final = {"v", _ROOTS, *Rule.__slots__, *Sampling.__slots__}
-_ALIKE: Final = "all ranks must run the same version of Strata"
+_SAME_VERSION: Final = "all ranks must run the same version of Strata"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 WAITS: Final = "restore: waits {:.0f} s for storage"
 """The phase of a rank that waits for its storage."""
-TELL_S: Final = 2.0
+REPORT_S: Final = 2.0
 """How often a waiting rank reports its phase."""
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class StartRetry:
         while (left_s := until_s - time.monotonic()) > 0:
             hold = self._retry.hold
             self._context.progress(0, WAITS.format(hold.held_s if hold is not None else 0.0))
-            if self._must_leave.wait(min(left_s, TELL_S)):
+            if self._must_leave.wait(min(left_s, REPORT_S)):
                 raise Preempted(f"stopped before the first step: {self._leave_reason}")
 
     def _on_world(self, update: WorldUpdate) -> None:

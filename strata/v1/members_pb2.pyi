@@ -635,7 +635,7 @@ class RankLog(_message.Message):
 Global___RankLog: _TypeAlias = RankLog  # noqa: Y015
 
 @_typing.final
-class MemberHeard(_message.Message):
+class MemberLastSeen(_message.Message):
     """The time since a member's last message: any message of its session."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -659,7 +659,7 @@ class MemberHeard(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberHeard: _TypeAlias = MemberHeard  # noqa: Y015
+Global___MemberLastSeen: _TypeAlias = MemberLastSeen  # noqa: Y015
 
 @_typing.final
 class TrainingReport(_message.Message):

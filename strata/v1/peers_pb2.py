@@ -27,7 +27,7 @@ from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 from strata.v1 import members_pb2 as strata_dot_v1_dot_members__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/peers.proto\x12\tstrata.v1\x1a\x18strata/v1/barriers.proto\x1a\x16strata/v1/common.proto\x1a\x17strata/v1/members.proto\"\x9b\x02\n\x06PeerUp\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.strata.v1.PeerHelloH\x00\x12+\n\x08\x61rrivals\x18\x02 \x01(\x0b\x32\x17.strata.v1.PeerArrivalsH\x00\x12+\n\x08progress\x18\x03 \x01(\x0b\x32\x17.strata.v1.PeerProgressH\x00\x12-\n\theartbeat\x18\x04 \x01(\x0b\x32\x18.strata.v1.PeerHeartbeatH\x00\x12)\n\x07history\x18\x05 \x01(\x0b\x32\x16.strata.v1.PeerHistoryH\x00\x12+\n\x08interest\x18\x06 \x01(\x0b\x32\x17.strata.v1.PeerInterestH\x00\x42\t\n\x07message\"O\n\tPeerHello\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"4\n\x0cPeerArrivals\x12$\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x12.strata.v1.Arrival\"\xd4\x01\n\x0cPeerProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.strata.v1.RankProgress\x12)\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x18.strata.v1.MemberDevices\x12%\n\x05heard\x18\x05 \x03(\x0b\x32\x16.strata.v1.MemberHeard\x12)\n\x08\x65vidence\x18\x06 \x03(\x0b\x32\x17.strata.v1.RankEvidence\"*\n\x0cPeerInterest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\x05\"^\n\rPeerHeartbeat\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0c\n\x04\x62oot\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\"m\n\x0bPeerHistory\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ninterval_s\x18\x02 \x01(\x03\x12\x13\n\x0b\x66rom_unix_s\x18\x03 \x01(\x03\x12(\n\x06series\x18\x04 \x03(\x0b\x32\x18.strata.v1.HistorySeries\"-\n\rHistorySeries\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x02\"\x8c\x01\n\x08PeerDown\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.strata.v1.PeerWelcomeH\x00\x12#\n\x04tick\x18\x02 \x01(\x0b\x32\x13.strata.v1.PeerTickH\x00\x12%\n\x05heard\x18\x03 \x01(\x0b\x32\x14.strata.v1.PeerHeardH\x00\x42\t\n\x07message\"[\n\x0bPeerWelcome\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x1c\n\x14history_since_unix_s\x18\x04 \x01(\x03\"\'\n\tPeerHeard\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06served\x18\x02 \x01(\x08\"D\n\x08PeerTick\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x17\n\x0f\x65tcd_silence_ms\x18\x03 \x01(\x03\x32;\n\x05Peers\x12\x32\n\x04Link\x12\x11.strata.v1.PeerUp\x1a\x13.strata.v1.PeerDown(\x01\x30\x01\x42\x14Z\x12strata/v1;stratav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/peers.proto\x12\tstrata.v1\x1a\x18strata/v1/barriers.proto\x1a\x16strata/v1/common.proto\x1a\x17strata/v1/members.proto\"\x9b\x02\n\x06PeerUp\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.strata.v1.PeerHelloH\x00\x12+\n\x08\x61rrivals\x18\x02 \x01(\x0b\x32\x17.strata.v1.PeerArrivalsH\x00\x12+\n\x08progress\x18\x03 \x01(\x0b\x32\x17.strata.v1.PeerProgressH\x00\x12-\n\theartbeat\x18\x04 \x01(\x0b\x32\x18.strata.v1.PeerHeartbeatH\x00\x12)\n\x07history\x18\x05 \x01(\x0b\x32\x16.strata.v1.PeerHistoryH\x00\x12+\n\x08interest\x18\x06 \x01(\x0b\x32\x17.strata.v1.PeerInterestH\x00\x42\t\n\x07message\"O\n\tPeerHello\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"4\n\x0cPeerArrivals\x12$\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x12.strata.v1.Arrival\"\xdb\x01\n\x0cPeerProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.strata.v1.RankProgress\x12)\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x18.strata.v1.MemberDevices\x12,\n\tlast_seen\x18\x05 \x03(\x0b\x32\x19.strata.v1.MemberLastSeen\x12)\n\x08\x65vidence\x18\x06 \x03(\x0b\x32\x17.strata.v1.RankEvidence\"*\n\x0cPeerInterest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\x05\"^\n\rPeerHeartbeat\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0c\n\x04\x62oot\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\"m\n\x0bPeerHistory\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ninterval_s\x18\x02 \x01(\x03\x12\x13\n\x0b\x66rom_unix_s\x18\x03 \x01(\x03\x12(\n\x06series\x18\x04 \x03(\x0b\x32\x18.strata.v1.HistorySeries\"-\n\rHistorySeries\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x02\"\x9f\x01\n\x08PeerDown\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.strata.v1.PeerWelcomeH\x00\x12#\n\x04tick\x18\x02 \x01(\x0b\x32\x13.strata.v1.PeerTickH\x00\x12\x38\n\x0fheartbeat_reply\x18\x03 \x01(\x0b\x32\x1d.strata.v1.PeerHeartbeatReplyH\x00\x42\t\n\x07message\"[\n\x0bPeerWelcome\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x1c\n\x14history_since_unix_s\x18\x04 \x01(\x03\"0\n\x12PeerHeartbeatReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06served\x18\x02 \x01(\x08\"D\n\x08PeerTick\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x17\n\x0f\x65tcd_silence_ms\x18\x03 \x01(\x03\x32;\n\x05Peers\x12\x32\n\x04Link\x12\x11.strata.v1.PeerUp\x1a\x13.strata.v1.PeerDown(\x01\x30\x01\x42\x14Z\x12strata/v1;stratav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,23 +42,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERARRIVALS']._serialized_start=478
   _globals['_PEERARRIVALS']._serialized_end=530
   _globals['_PEERPROGRESS']._serialized_start=533
-  _globals['_PEERPROGRESS']._serialized_end=745
-  _globals['_PEERINTEREST']._serialized_start=747
-  _globals['_PEERINTEREST']._serialized_end=789
-  _globals['_PEERHEARTBEAT']._serialized_start=791
-  _globals['_PEERHEARTBEAT']._serialized_end=885
-  _globals['_PEERHISTORY']._serialized_start=887
-  _globals['_PEERHISTORY']._serialized_end=996
-  _globals['_HISTORYSERIES']._serialized_start=998
-  _globals['_HISTORYSERIES']._serialized_end=1043
-  _globals['_PEERDOWN']._serialized_start=1046
-  _globals['_PEERDOWN']._serialized_end=1186
-  _globals['_PEERWELCOME']._serialized_start=1188
-  _globals['_PEERWELCOME']._serialized_end=1279
-  _globals['_PEERHEARD']._serialized_start=1281
-  _globals['_PEERHEARD']._serialized_end=1320
-  _globals['_PEERTICK']._serialized_start=1322
-  _globals['_PEERTICK']._serialized_end=1390
-  _globals['_PEERS']._serialized_start=1392
-  _globals['_PEERS']._serialized_end=1451
+  _globals['_PEERPROGRESS']._serialized_end=752
+  _globals['_PEERINTEREST']._serialized_start=754
+  _globals['_PEERINTEREST']._serialized_end=796
+  _globals['_PEERHEARTBEAT']._serialized_start=798
+  _globals['_PEERHEARTBEAT']._serialized_end=892
+  _globals['_PEERHISTORY']._serialized_start=894
+  _globals['_PEERHISTORY']._serialized_end=1003
+  _globals['_HISTORYSERIES']._serialized_start=1005
+  _globals['_HISTORYSERIES']._serialized_end=1050
+  _globals['_PEERDOWN']._serialized_start=1053
+  _globals['_PEERDOWN']._serialized_end=1212
+  _globals['_PEERWELCOME']._serialized_start=1214
+  _globals['_PEERWELCOME']._serialized_end=1305
+  _globals['_PEERHEARTBEATREPLY']._serialized_start=1307
+  _globals['_PEERHEARTBEATREPLY']._serialized_end=1355
+  _globals['_PEERTICK']._serialized_start=1357
+  _globals['_PEERTICK']._serialized_end=1425
+  _globals['_PEERS']._serialized_start=1427
+  _globals['_PEERS']._serialized_end=1486
 # @@protoc_insertion_point(module_scope)

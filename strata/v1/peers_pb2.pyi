@@ -125,7 +125,7 @@ class PeerProgress(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
-    HEARD_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
@@ -136,7 +136,7 @@ class PeerProgress(_message.Message):
         """The accelerators of the sender's members, if there are new readings."""
 
     @_builtins.property
-    def heard(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberHeard]:
+    def last_seen(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberLastSeen]:
         """Of jobs that a viewer watches: the sender's members, and the watched ranks."""
 
     @_builtins.property
@@ -148,12 +148,12 @@ class PeerProgress(_message.Message):
         generation: _builtins.int = ...,
         ranks: _abc.Iterable[_members_pb2.RankProgress] | None = ...,
         devices: _abc.Iterable[_members_pb2.MemberDevices] | None = ...,
-        heard: _abc.Iterable[_members_pb2.MemberHeard] | None = ...,
+        last_seen: _abc.Iterable[_members_pb2.MemberLastSeen] | None = ...,
         evidence: _abc.Iterable[_members_pb2.RankEvidence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "evidence", b"evidence", "generation", b"generation", "heard", b"heard", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "evidence", b"evidence", "generation", b"generation", "job", b"job", "last_seen", b"last_seen", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,25 +284,25 @@ class PeerDown(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     TICK_FIELD_NUMBER: _builtins.int
-    HEARD_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_REPLY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___PeerWelcome: ...
     @_builtins.property
     def tick(self) -> Global___PeerTick: ...
     @_builtins.property
-    def heard(self) -> Global___PeerHeard: ...
+    def heartbeat_reply(self) -> Global___PeerHeartbeatReply: ...
     def __init__(
         self,
         *,
         welcome: Global___PeerWelcome | None = ...,
         tick: Global___PeerTick | None = ...,
-        heard: Global___PeerHeard | None = ...,
+        heartbeat_reply: Global___PeerHeartbeatReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_reply", b"heartbeat_reply", "message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_reply", b"heartbeat_reply", "message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "heard"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "heartbeat_reply"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -338,7 +338,7 @@ class PeerWelcome(_message.Message):
 Global___PeerWelcome: _TypeAlias = PeerWelcome  # noqa: Y015
 
 @_typing.final
-class PeerHeard(_message.Message):
+class PeerHeartbeatReply(_message.Message):
     """Answers the heartbeat of that id: whether the member is served here, and counts as alive from now
     on for another detect_s.
     """
@@ -361,7 +361,7 @@ class PeerHeard(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PeerHeard: _TypeAlias = PeerHeard  # noqa: Y015
+Global___PeerHeartbeatReply: _TypeAlias = PeerHeartbeatReply  # noqa: Y015
 
 @_typing.final
 class PeerTick(_message.Message):

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from strata.core.checkpoints.copies import CopyRequest
-from strata.core.checkpoints.corruption import DamageReport, reported_tiers, told
+from strata.core.checkpoints.corruption import DamageReport, report_texts, reported_tiers
 from strata.core.checkpoints.lifecycle import (
     AckRequest,
     Author,
@@ -77,7 +77,7 @@ def checkpoint_with_reports(job: JobView, entry: Entry[CheckpointRecord]) -> che
     message = checkpoint_message(job, entry)
     message.corruption_reports.extend(
         each if len(each) <= REPORT_CHARS else f"{each[: REPORT_CHARS - 1]}…"
-        for each in islice(told(job, entry.record), REPORTS)
+        for each in islice(report_texts(job, entry.record), REPORTS)
     )
     return message
 

@@ -127,13 +127,13 @@ def stop_message(
     )
 
 
-def asked_to_leave(
-    job: JobView, asked: Iterable[LeaveRequest], worker: str, incarnation: int
+def notice_for_member(
+    job: JobView, leave_requests: Iterable[LeaveRequest], worker: str, incarnation: int
 ) -> worlds_pb2.StopNotice | None:
-    """Return the newest notice in `asked` (`core.stop.requests.leave_requests`) that requests this incarnation
+    """Return the newest notice in `leave_requests` (`core.stop.requests.leave_requests`) that requests this incarnation
     to leave, or None.
     """
-    head, notice = job.head(), leave_notice(asked, worker, incarnation)
+    head, notice = job.head(), leave_notice(leave_requests, worker, incarnation)
     return None if head is None or notice is None else notice_message(head.record.generation, notice)
 
 

@@ -20,7 +20,7 @@ from strata.core.exit_codes import PREEMPTED
 from strata.devcluster.local_cluster import LocalCluster
 from strata.errors import StrataError
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED, STOP_ACTION_PREEMPT
-from tests.processes import Record, Talker, gone
+from tests.processes import Record, Talker, wait_exit
 from tests.schedules.judge import History, Looked, NodeEnd
 from tests.schedules.plan import Event, Kind, Plan
 
@@ -29,7 +29,7 @@ LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM})
 """Exit codes of a node that left by request; the signal's codes if SIGTERM came before Python ran our handler."""
 POLL_S = 0.05
 """How often the driver looks; it acts by the clock, independent of the training, as real faults do."""
-LOOK_S = 0.2
+CHECK_S = 0.2
 ANSWER_S = 3.0
 STUCK_S = 120.0
 """The training counts as stuck this long after the last deed and the last step."""
@@ -148,7 +148,7 @@ class Drive:
             self._phase = job.phase
             if job.has_latest:
                 self._looked.append(Looked(at=time.monotonic(), step=job.latest_step))
-        self._look_at = time.monotonic() + LOOK_S
+        self._look_at = time.monotonic() + CHECK_S
 
     def _trained(self) -> int:
         return sum(1 for e in self.record.events if e["event"] == "step" and e["rank"] == 0)
@@ -360,7 +360,7 @@ class Drive:
         """Kill the processes left of a node whose agent has ended; return them in an end that counts as intended."""
         deadline = time.monotonic() + QUIET_S
         while left := node.talker.family():
-            if not all(gone(pid, deadline - time.monotonic()) for pid in left):
+            if not all(wait_exit(pid, deadline - time.monotonic()) for pid in left):
                 break
         for pid in left:
             _signal(pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ OVERTIME_S = 1800.0
 """A turn counts as hung after this time, however busy the machine: the longest takes six minutes on an idle one."""
 END_S = 60.0
 """How long a turn may take to end in good order when the run is interrupted."""
-LOOK_S = 0.2
+POLL_S = 0.2
 NO_RESULT = "no result"
 """The start of the reason of a turn that ended without a result: its first seed proves nothing by itself."""
 GIVE_UP = 3
@@ -126,10 +126,10 @@ class Soak:
 
     def _ended(self, child: Child) -> bool:
         """Return True once the turn has ended by itself; if it is hung or interrupted, end it and return False."""
-        looks = int(self.overtime_s / LOOK_S)
+        looks = int(self.overtime_s / POLL_S)
         for _ in range(looks):
             try:
-                child.join(LOOK_S)
+                child.join(POLL_S)
             except TimeoutError:
                 if self.stop.is_set():
                     break

@@ -14,7 +14,7 @@ const device = (worker_id: string, index: number): Device => ({
 const finding = (some: Partial<Finding>): Finding => ({ kind: "", text: "", ranks: [], worker_id: "", host: "", device: null, cause: "", since_ms: null, ...some });
 const RANKS: Ranks = {
   generation: 1, size: 4, workers: [worker("a", 0), worker("b", 2)], worker: [0, 0, 1, -1], step: [10, 9, null, 10], phases: ["step", "save"], phase: [0, 1, 0, 0],
-  heard_ms: [1, 2, null, 3], stalled_ms: [0, 0, 0, 0], compute_us: [100, 200, null, 100], median_compute_us: [100, 200, null, 100],
+  last_seen_ms: [1, 2, null, 3], stalled_ms: [0, 0, 0, 0], compute_us: [100, 200, null, 100], median_compute_us: [100, 200, null, 100],
   relative_score: [1, 0.5, null, 1], own_score: [1, 1, null, 1],
 };
 

@@ -77,8 +77,8 @@ def run(
         signal.signal(number, signal.default_int_handler)
     results = []
     summary = out / f"{chosen.name}-{where}-{seeds or f'{seed}-{seed + rounds - 1}'}"
-    for wish in wishes:
-        results.append(_one(wish, out, keep=keep, quiet=as_json))
+    for run_spec in wishes:
+        results.append(_one(run_spec, out, keep=keep, quiet=as_json))
         if len(wishes) > 1:  # after each round, because many rounds may be interrupted
             summary.with_suffix(".txt").write_text(all_rounds.text(results))
             summary.with_suffix(".json").write_text(json.dumps(all_rounds.body(results), indent=1) + "\n")
@@ -95,7 +95,7 @@ def run(
     raise typer.Exit(all_rounds.worst(results))
 
 
-def _one(wish: RunSpec, out: Path, *, keep: bool, quiet: bool) -> Result:
+def _one(run_spec: RunSpec, out: Path, *, keep: bool, quiet: bool) -> Result:
     """Run as one wish specifies, in a new folder, and print the progress."""
     from strata_chaos.run import runner  # noqa: PLC0415
     from strata_chaos.run.folder import RunFolder  # noqa: PLC0415
@@ -106,13 +106,13 @@ def _one(wish: RunSpec, out: Path, *, keep: bool, quiet: bool) -> Result:
     def say(line: str) -> None:
         console.print(f"{time.monotonic() - begin:7.1f} s  {line}", markup=False)
 
-    wish.plan()  # raises for an impossible run before a folder is made
-    name = f"{wish.scenario.name}-{wish.seed}-{wish.backend}"
+    run_spec.plan()  # raises for an impossible run before a folder is made
+    name = f"{run_spec.scenario.name}-{run_spec.seed}-{run_spec.backend}"
     folder = RunFolder.create(out, name)
-    console.print(f"{wish.scenario.name}: {wish.scenario.title}", markup=False)
-    console.print(f"seed {wish.seed}, backend {wish.backend}, folder {folder.path}", markup=False)
+    console.print(f"{run_spec.scenario.name}: {run_spec.scenario.title}", markup=False)
+    console.print(f"seed {run_spec.seed}, backend {run_spec.backend}, folder {folder.path}", markup=False)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    result = runner.run(wish, folder, started=started, say=say, keep=keep)
+    result = runner.run(run_spec, folder, started=started, say=say, keep=keep)
     say(result.verdict)
     return result
 
@@ -157,7 +157,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _print_plans(wishes: list[RunSpec], *, as_json: bool) -> None:
-    planned = {wish.seed: wish.plan() for wish in wishes}
+    planned = {run_spec.seed: run_spec.plan() for run_spec in wishes}
     if as_json:
         body = [
             {

@@ -24,7 +24,7 @@ from strata_chaos.run.system import System
 CLIENT: Final = "nemesis"
 GRACE_S: Final = 5.0
 """How long a scripted fault waits for a target."""
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _RELEASES: Final = 2
 """Releases that prove progress. One is not enough: its round may have been complete before the injection."""
 
@@ -140,7 +140,7 @@ class Nemesis:
             except NoTarget:
                 if self._clock() >= limit_s:
                     raise
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _injected(self, fault: Fault, planned: PlannedFault) -> Wound:
         """Inject a fault. If cancelled meanwhile, heal the fault before raising the cancellation."""
@@ -191,7 +191,7 @@ class Nemesis:
                 injury.leader_s = passed_s
             if injury.barrier_s is None and not injury.held_s and self._released(before):
                 injury.barrier_s = passed_s
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _released(self, before: _Look) -> bool:
         """Return whether every job with barriers has made progress since `before`; False if no job has barriers."""
@@ -211,7 +211,7 @@ class Nemesis:
                 if self._released(healed):
                     injury.barrier_s = self._clock() - healed.at_s
                     injury.barrier_needed_healing = True
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
             await asyncio.wait({waiting})
         finally:
             waiting.cancel()

@@ -34,7 +34,7 @@ MORE_S: Final = 8.0
 COMMAND_S: Final = 60.0
 _SETTLE_S: Final = 0.5
 """How long the last requests of paused coordinators may take to reach etcd."""
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 class Loss(Enum):
@@ -155,10 +155,10 @@ def _revision_of(system: System, snapshot: Path) -> int:
 async def _more(system: System) -> None:
     """Wait until `MORE` further checkpoints are committed, or `MORE_S` have passed."""
     before = _committed(system)
-    for _ in range(int(MORE_S / _LOOK_S)):
+    for _ in range(int(MORE_S / _POLL_S)):
         if len(_committed(system) - before) >= MORE:
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 def _committed(system: System) -> set[str]:

@@ -27,7 +27,7 @@ class Result:
     duration_s: float
     backend: str
     folder: Path
-    asked: str = ""
+    scenario_argument: str = ""
     """The value of `--scenario` that selects the scenario; empty if that value is the scenario's name."""
     injuries: Sequence[Injury] = ()
     findings: Sequence[Finding] = ()
@@ -78,7 +78,7 @@ class Result:
     def replay(self) -> str:
         """The command that repeats the run."""
         options = f"--seed {self.seed} --duration {self.duration_s:g} --backend {self.backend}"
-        return f"strata-chaos run --scenario {shlex.quote(self.asked or self.scenario)} {options}"
+        return f"strata-chaos run --scenario {shlex.quote(self.scenario_argument or self.scenario)} {options}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from strata.errors import StrataError
 from strata_chaos.run.system import System
 from strata_chaos.scenario import Workload
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _ANSWER_S = 1.0
 
 
@@ -55,7 +55,7 @@ class Health:
             took_s = self._clock() - begin_s
             if not wrong or took_s >= limit_s:
                 return took_s, wrong
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def problems(self) -> list[str]:
         """Return the problems at this moment, in words."""

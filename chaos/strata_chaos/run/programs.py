@@ -18,7 +18,7 @@ STOP_S: Final = 30.0
 """How long a workload may take to shut its clients down cleanly."""
 START_S: Final = 60.0
 """How long a program may take until its first record: starting Python takes seconds on a busy machine."""
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 OBSERVER: Final = "observer"
 READERS: Final = 4
 """The most clients that a workload has besides its members."""
@@ -100,7 +100,7 @@ class Programs:
                     waiting = [name for name in waiting if not _has_begun(self._folder / f"{name}.jsonl")]
                     if not waiting:
                         return ""
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             return f"{', '.join(waiting)} recorded nothing within {START_S:g} s"
 

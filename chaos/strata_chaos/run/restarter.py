@@ -12,7 +12,7 @@ from typing import Final
 
 from strata_chaos.run.system import System
 
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 _PAUSE_S: Final = 1.0
 _UNAVAILABLE: Final = 3
 """Exit code of a coordinator that could not reach etcd (`strata.cli.console.exits`)."""
@@ -30,7 +30,7 @@ class Restarter:
     async def run(self) -> None:
         """Restart ended processes until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             for name in self._system.whole(self._system.coordinators):
                 await self._coordinator(name)
             for name in self._system.whole(self._system.etcd):

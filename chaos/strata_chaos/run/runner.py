@@ -60,46 +60,46 @@ class RunSpec:
         )
 
 
-def run(wish: RunSpec, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
-    """Run as `wish` specifies, judge the run and write the report into the folder; return the result.
+def run(run_spec: RunSpec, folder: RunFolder, *, started: str, say: Say, keep: bool) -> Result:
+    """Run as `run_spec` specifies, judge the run and write the report into the folder; return the result.
 
     If the system does not start, that is a result too. Raise `ConfigError` only if the run can never start.
     """
-    planned = wish.plan()
-    backend = backends.ALL[wish.backend]
+    planned = run_spec.plan()
+    backend = backends.ALL[run_spec.backend]
     if why_not := backend.available():
-        raise ConfigError(f"the backend {wish.backend} is not available: {why_not}")
+        raise ConfigError(f"the backend {run_spec.backend} is not available: {why_not}")
     folder.write_run(
-        wish.scenario,
+        run_spec.scenario,
         planned,
-        seed=wish.seed,
-        duration_s=wish.duration_s,
-        backend=wish.backend,
+        seed=run_spec.seed,
+        duration_s=run_spec.duration_s,
+        backend=run_spec.backend,
         started=started,
     )
     result = Result(
-        scenario=wish.scenario.name,
-        asked=wish.scenario.asked,
-        seed=wish.seed,
-        duration_s=wish.duration_s,
-        backend=wish.backend,
+        scenario=run_spec.scenario.name,
+        scenario_argument=run_spec.scenario.scenario_argument,
+        seed=run_spec.seed,
+        duration_s=run_spec.duration_s,
+        backend=run_spec.backend,
         folder=folder.path,
     )
     try:
-        workers = max(1, len(wish.scenario.workloads))
-        members = members_of(wish.scenario)
-        topology = wish.scenario.topology
+        workers = max(1, len(run_spec.scenario.workloads))
+        members = members_of(run_spec.scenario)
+        topology = run_spec.scenario.topology
         with (
             _logs_to(folder.path / "logs" / "strata-chaos.log"),
             backend.running(topology, folder.cluster, workers=workers, members=members, say=say) as site,
         ):
             session = Session(
-                wish.scenario,
+                run_spec.scenario,
                 planned,
                 site,
                 folder.path,
-                seed=wish.seed,
-                duration_s=wish.duration_s,
+                seed=run_spec.seed,
+                duration_s=run_spec.duration_s,
                 clock=boot_time_s,
                 say=say,
             )
@@ -119,7 +119,7 @@ def run(wish: RunSpec, folder: RunFolder, *, started: str, say: Say, keep: bool)
         result = replace(result, broken=f"the system did not start: {error}")
     lost = any(each.injected and each.planned.fault in faults.LOSSES for each in result.injuries)
     logged = errors_in_logs(folder.cluster / "logs", expected=SUSPENDED if lost else ())
-    result = judged(replace(result, findings=(*result.findings, *logged)), folder, wish.scenario)
+    result = judged(replace(result, findings=(*result.findings, *logged)), folder, run_spec.scenario)
     folder.write_report(report.text(result), report.body(result))
     if not keep and result.exit == 0:
         folder.drop_cluster()
@@ -143,7 +143,7 @@ def check(folder: RunFolder) -> Result:
     run, scenario, before = folder.run(), folder.scenario(), folder.report()
     result = Result(
         scenario=scenario.name,
-        asked=scenario.asked,
+        scenario_argument=scenario.scenario_argument,
         seed=run["seed"],
         duration_s=run["duration_s"],
         backend=run["backend"],

@@ -40,7 +40,7 @@ BASELINE_S: Final = 90.0
 SETTLE_S: Final = 1.0
 """Wait after the last client's exit, before the observer's: etcd's events reach the observer within milliseconds."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 
 Say = Callable[[str], None]
 
@@ -190,7 +190,7 @@ class Session:
     async def _watch_programs(self) -> None:
         """Raise if the observer or a workload exits without a request."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if problem := self._programs.ended():
                 raise _Broken(f"a program of the run ended by itself: {problem}")
 

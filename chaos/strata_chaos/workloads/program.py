@@ -30,7 +30,7 @@ from strata_chaos.workloads.recording import Recorder
 
 CERTIFICATES: Final = "STRATA_CHAOS_PAPERS"
 POLL_S: Final = 0.1
-LOOK_S: Final = 0.05
+CHECK_S: Final = 0.05
 STOP_S: Final = 15.0
 """How long the clients may take to shut down cleanly."""
 NEVER: Final = 1_000_000
@@ -112,7 +112,7 @@ class Stop:
         """Wait until the flag is set, at most `timeout_s`; return whether it is set."""
         deadline = time.monotonic() + timeout_s
         while not self._set and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, LOOK_S))
+            time.sleep(min(left, CHECK_S))
         return self._set
 
     def at_end(self, call: Callable[[], None] | None) -> None:

@@ -16,7 +16,7 @@ from strata_chaos.workloads.recording import Recorder
 from strata_chaos.workloads.training_rank import HISTORY
 
 SLOTS: Final = 2
-LOOK_S: Final = 0.2
+POLL_S: Final = 0.2
 
 
 def client(options: Options, recorder: Recorder, stop: Stop) -> None:
@@ -26,11 +26,11 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
         life += 1
         child = local_agent(options, life)
         recorder.note("process.started", pid=child.pid, role="agent", worker=options.worker, job=options.job)
-        while child.poll() is None and not stop.wait(LOOK_S):
+        while child.poll() is None and not stop.wait(POLL_S):
             pass
         code = child.stop(STOP_S / 3) if stop.is_set() else child.join()
         recorder.note("process.ended", pid=child.pid, code=code, worker=options.worker)
-        stop.wait(LOOK_S)
+        stop.wait(POLL_S)
 
 
 def local_agent(options: Options, life: int) -> Child:

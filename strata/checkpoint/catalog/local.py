@@ -161,7 +161,7 @@ class LocalCatalog:
         Callers use it after restoring an older step, and after the last save.
         """
         if self._generation:
-            self._storage.let_go(_claim(self._generation))
+            self._storage.release(_claim(self._generation))
         self._generation = 0
 
     # -- reading

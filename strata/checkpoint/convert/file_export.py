@@ -24,7 +24,7 @@ from strata.checkpoint.format.digest import CHUNK_BYTES, chunks
 from strata.checkpoint.format.image import header_of, lay_out
 from strata.checkpoint.format.manifest import RankManifest
 from strata.checkpoint.format.tree_check import with_json
-from strata.checkpoint.restore.assembling import Assembler, wish
+from strata.checkpoint.restore.assembling import Assembler, requested_tensor
 from strata.checkpoint.restore.global_tensors import GlobalTensor, global_tensors
 from strata.checkpoint.restore.reader import differing
 from strata.checkpoint.restore.verify import Images, OnBytes
@@ -165,7 +165,9 @@ class _Reading:
         parted = self.part.parted.get(image_name)
         if parted is not None:
             box = Box.whole(parted.shape)
-            for chunk in chunks(self._assembler.read({name: wish(image_name, parted, box)})[name]):
+            for chunk in chunks(
+                self._assembler.read({name: requested_tensor(image_name, parted, box)})[name]
+            ):
                 self._on_bytes(len(chunk))
                 yield chunk
             return

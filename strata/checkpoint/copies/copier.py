@@ -41,7 +41,7 @@ from strata.errors import (
 
 RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
 """The pauses after consecutive failures; the last one repeats."""
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """The interval at which a rank checks whether the other ranks are done."""
 OTHERS_S: Final = 600.0
 """How long `wait` waits while no part of any other rank arrives: long, because the other ranks may be slow."""
@@ -72,7 +72,7 @@ class Copier:
         missing: Callable[[], list[Replica]] = list,
         afterwards: Callable[[], None] = lambda: None,
         retry_s: tuple[float, ...] = RETRY_S,
-        look_s: float = LOOK_S,
+        poll_s: float = POLL_S,
         others_s: float = OTHERS_S,
     ) -> None:
         self._near = near
@@ -84,7 +84,7 @@ class Copier:
         self._missing = missing
         self._afterwards = afterwards
         self._retry_s = retry_s
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._others_s = others_s
         self._changed = threading.Condition()
         self._queue: collections.deque[Replica] = collections.deque()
@@ -220,13 +220,13 @@ class Copier:
                     after_s = self._retry_s[min(failures, len(self._retry_s)) - 1]
                     self._changed.wait_for(lambda: self._closed, after_s)
                 elif looked_back:
-                    look_s = self._look_s if self._copied else None
-                    self._changed.wait_for(lambda: self._closed or self._queue, look_s)
+                    poll_s = self._poll_s if self._copied else None
+                    self._changed.wait_for(lambda: self._closed or self._queue, poll_s)
                 if self._closed:
                     return
             try:
                 if not looked_back:
-                    self._look_back()
+                    self._find_missing_copies()
                     looked_back = True
                 self._turn()
                 with self._collecting_errors("the garbage collection after copies", StrataError):
@@ -246,7 +246,7 @@ class Copier:
             self._news_s = time.monotonic()
             self._changed.notify_all()
 
-    def _look_back(self) -> None:
+    def _find_missing_copies(self) -> None:
         """Queue the copies that earlier processes left unfinished."""
         with self._collecting_errors("unfinished copies of earlier processes are not made"):
             found = self._missing()

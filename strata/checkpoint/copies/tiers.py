@@ -104,10 +104,10 @@ class TieredStorage:
         except StorageError as error:
             log.warning("%s has no record that %s is in use: %s", self.far.uri, name, error.message)
 
-    def let_go(self, name: str) -> None:
-        self.near.let_go(name)
+    def release(self, name: str) -> None:
+        self.near.release(name)
         with contextlib.suppress(StorageError):  # if it fails, the hold expires later
-            self.far.let_go(name)
+            self.far.release(name)
 
     def is_held(self, name: str) -> bool:
         if self.near.is_held(name):

@@ -40,7 +40,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RequestedTensor:
     """A requested tensor of `shape`, to be assembled from boxes."""
 
     shape: Shape
@@ -52,7 +52,7 @@ class Wish:
         return math.prod(self.shape) * self.item_bytes
 
 
-def wish(name: str, tensor: GlobalTensor, requested: Box) -> Wish:
+def requested_tensor(name: str, tensor: GlobalTensor, requested: Box) -> RequestedTensor:
     """Return the boxes that make up `requested`; `CheckpointError`, naming the tensor, if it is outside the tensor."""
     found = sources(requested, [piece.box for piece in tensor.pieces])
     if found is None or not requested.fits(tensor.shape):
@@ -70,7 +70,9 @@ def wish(name: str, tensor: GlobalTensor, requested: Box) -> Wish:
                 into=common.within(requested),
             )
         )
-    return Wish(shape=requested.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=tuple(takes))
+    return RequestedTensor(
+        shape=requested.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=tuple(takes)
+    )
 
 
 class Assembler:
@@ -90,15 +92,17 @@ class Assembler:
         self._threads = threads
         self._places: dict[int, Mapping[str, Sequence[ChunkPlace]]] = {}
 
-    def read(self, wishes: Mapping[Key, Wish], *, arena: Arena | None = None) -> dict[Key, memoryview]:
+    def read(
+        self, requests: Mapping[Key, RequestedTensor], *, arena: Arena | None = None
+    ) -> dict[Key, memoryview]:
         """Return the bytes of each requested tensor; in the arena, if one is given.
 
         `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from the saved one.
         """
         layout = _Memory()
-        begins = {key: layout.take(one.size_bytes) for key, one in wishes.items()}
+        begins = {key: layout.take(one.size_bytes) for key, one in requests.items()}
         reads = [
-            self._plan(one, take, begins[key], layout) for key, one in wishes.items() for take in one.takes
+            self._plan(one, take, begins[key], layout) for key, one in requests.items() for take in one.takes
         ]
         # inherited: an object may keep a tensor in this memory, and a forked worker may use it
         size_bytes = layout.size_bytes
@@ -108,23 +112,23 @@ class Assembler:
         for read in reads:
             if read.aside:
                 read.copy(memory)
-        return {key: memory[begin : begin + wishes[key].size_bytes] for key, begin in begins.items()}
+        return {key: memory[begin : begin + requests[key].size_bytes] for key, begin in begins.items()}
 
-    def _plan(self, wish: Wish, take: Take, begin: int, layout: _Memory) -> _Read:
+    def _plan(self, request: RequestedTensor, take: Take, begin: int, layout: _Memory) -> _Read:
         """Return the chunks to read, and their place in memory."""
         spec = self._manifests[take.rank].tensors[take.name].spec
-        item = wish.item_bytes
+        item = request.item_bytes
         first, end = take.source.hull(spec.shape)
         places = self._of_rank(take.rank)[take.name]
-        if (first, end) == (0, math.prod(spec.shape)) and take.into.is_run(wish.shape):
+        if (first, end) == (0, math.prod(spec.shape)) and take.into.is_run(request.shape):
             chunks, aside = range(len(places)), False
-            position = begin + take.into.hull(wish.shape)[0] * item
+            position = begin + take.into.hull(request.shape)[0] * item
         else:
             chunks, aside = range(first * item // CHUNK_BYTES, -(-end * item // CHUNK_BYTES)), True
             end_byte = min(chunks.stop * CHUNK_BYTES, spec.size_bytes)
             position = layout.take(end_byte - chunks.start * CHUNK_BYTES)
         return _Read(
-            wish=wish,
+            request=request,
             take=take,
             shape=spec.shape,
             begin=begin,
@@ -174,7 +178,7 @@ class _Read:
     is at `begin`.
     """
 
-    wish: Wish
+    request: RequestedTensor
     take: Take
     shape: Shape
     begin: int
@@ -184,13 +188,13 @@ class _Read:
     aside: bool
 
     def copy(self, memory: memoryview) -> None:
-        item, source, into = self.wish.item_bytes, self.take.source, self.take.into
+        item, source, into = self.request.item_bytes, self.take.source, self.take.into
         copy_strided(
             memory,
             self.position - self.first * CHUNK_BYTES + source.hull(self.shape)[0] * item,
             _strides(self.shape, item),
-            self.begin + into.hull(self.wish.shape)[0] * item,
-            _strides(self.wish.shape, item),
+            self.begin + into.hull(self.request.shape)[0] * item,
+            _strides(self.request.shape, item),
             shape=source.shape,
             item_bytes=item,
         )

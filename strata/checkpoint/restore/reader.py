@@ -19,7 +19,7 @@ from strata.checkpoint.format.image import ALIGNMENT
 from strata.checkpoint.format.manifest import Manifest, RankManifest, as_corrupt, rank_manifest_name
 from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.format.tree_check import check_names, with_json
-from strata.checkpoint.restore.assembling import Assembler, wish
+from strata.checkpoint.restore.assembling import Assembler, requested_tensor
 from strata.checkpoint.restore.global_tensors import GlobalTensor, global_tensors, wholes
 from strata.checkpoint.restore.requested_tensors import wanted
 from strata.checkpoint.restore.restore import Saved
@@ -185,10 +185,12 @@ def _with_parts(
         boxes[name] = (
             (Box.whole(specs[name].shape),) if here is None else tuple(part.box for part in here.parts)
         )
-    wishes = {
-        (name, box): wish(name, tensors[name], box) for name, several in boxes.items() for box in several
+    requests = {
+        (name, box): requested_tensor(name, tensors[name], box)
+        for name, several in boxes.items()
+        for box in several
     }
-    found = assembler.read(wishes)
+    found = assembler.read(requests)
     parts = {name: {box: found[name, box] for box in several} for name, several in boxes.items()}
     whole = {name: next(iter(parts[name].values())) for name in parts if examples[name] is None}
     return replace(

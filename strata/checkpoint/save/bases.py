@@ -133,7 +133,7 @@ def choose(
     places = known_places(folder, manifest)
     delta = compare(specs, found, places, snapshot.shares, before)
     if not delta.worth_it:
-        return _whole(requested, delta.told)
+        return _whole(requested, delta.description)
     try:
         _check_images(storage, folder, delta)
     except StorageError as error:

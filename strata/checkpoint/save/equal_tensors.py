@@ -42,7 +42,7 @@ def fingerprint(name: str, spec: TensorSpec, digests: Sequence[str]) -> bytes:
 
 
 class Comparison:
-    """One rank's side of the comparison: send `message()`, pass all messages to `hear`, until `message()` is None.
+    """One rank's side of the comparison: send `message()`, pass all messages to `receive`, until `message()` is None.
 
     `fingerprints` are this rank's, by name. `limit_bytes` is the longest message, the same on all ranks.
     """
@@ -70,7 +70,7 @@ class Comparison:
             )
         return b"".join(self._page())
 
-    def hear(self, messages: Sequence[bytes]) -> None:
+    def receive(self, messages: Sequence[bytes]) -> None:
         """Go to the next stage; `messages` has every rank's message of the current stage."""
         if self.stage == 0:
             self._receive_all(messages)

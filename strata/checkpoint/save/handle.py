@@ -180,7 +180,7 @@ class CheckpointInfo:
             f"the save of step {self.step} failed: {str(self.error) or type(self.error).__name__}"
         ) from self.error
 
-    def told(self) -> str:
+    def take_error_text(self) -> str:
         """Return the text of the save's error; the error then counts as reported."""
         self._reported = True
         return str(self.error) or type(self.error).__name__

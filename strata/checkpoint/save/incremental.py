@@ -59,7 +59,7 @@ class Delta:
         )
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The delta as a sentence for the log."""
         return (
             f"{self.changed_bytes} of {self.total_bytes} bytes have changed,"

@@ -79,12 +79,12 @@ class PendingErrors:
             failed[0].raise_error()
         raise first
 
-    def say(self) -> None:
+    def print_all(self) -> None:
         """Print the errors on stderr: the process ends, and they were not raised."""
         for info in self._infos:
             if info.unreported:
                 print_on_stderr(
-                    f"the save of step {info.step} failed, and no call reported it: {info.told()}"
+                    f"the save of step {info.step} failed, and no call reported it: {info.take_error_text()}"
                 )
         for error in self._take_later_errors():
             print_on_stderr(f"an error after a save, which no call reported: {error}")

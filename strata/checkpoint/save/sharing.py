@@ -69,7 +69,7 @@ def share_equal(
     fingerprints = {name: fingerprint(name, specs[name], found[name]) for name in names}
     comparison = Comparison(fingerprints, limit_bytes=exchange.limit_bytes)
     while (message := comparison.message()) is not None:
-        comparison.hear(exchange(record, comparison.stage, message, cancelled=info.cancelled))
+        comparison.receive(exchange(record, comparison.stage, message, cancelled=info.cancelled))
     info.compared_s = time.monotonic() - begun_s
     sizes = {name: specs[name].size_bytes for name in comparison.equal}
     shares = {**snapshot.shares, **share(sizes, replica=rank, replicas=ranks)}

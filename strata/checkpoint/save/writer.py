@@ -42,7 +42,7 @@ MAX_IN_FLIGHT: Final = 2
 SAY_S: Final = 10.0
 """The interval of the log line about unfinished saves while the program exits."""
 
-_TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
+_TO_FREE_A_BUFFER: Final = f"{DROPPED} to make room"
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -240,13 +240,13 @@ class AsyncCheckpointWriter:
             if self._arenas:
                 return self._arenas.pop()
         if self._when_full is WhenFull.FAIL:
-            self._saver.give_up(request, f"{_TO_MAKE_ROOM}: {MAX_IN_FLIGHT} saves were in flight")
+            self._saver.give_up(request, f"{_TO_FREE_A_BUFFER}: {MAX_IN_FLIGHT} saves were in flight")
             raise CheckpointError(
                 f"step {request.step} is not saved: {MAX_IN_FLIGHT} saves are in flight",
                 hint='save less often, or let a save wait (when_full="block")',
             )
         if self._when_full is WhenFull.DROP:
-            arena = self._drop(f"{_TO_MAKE_ROOM}: step {request.step} took its place")
+            arena = self._drop(f"{_TO_FREE_A_BUFFER}: step {request.step} took its place")
             if arena is not None:
                 return arena
         with self._changed:
@@ -326,7 +326,7 @@ class AsyncCheckpointWriter:
         if not self._settle(timeout_s):
             raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
 
-    def let_pass(self) -> None:
+    def ignore_earlier_errors(self) -> None:
         """Let the next save ignore earlier errors; a later check, or the save after the next, raises them."""
         self._ignores_errors_once = True
 
@@ -470,7 +470,7 @@ class AsyncCheckpointWriter:
             print_on_stderr(
                 f"the process ends before these steps are saved: {self._pending_errors.unfinished}"
             )
-        self._pending_errors.say()
+        self._pending_errors.print_all()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -209,7 +209,7 @@ class BufferPool:
         self._free: deque[memoryview] = deque()
 
     @contextlib.contextmanager
-    def room(self) -> Iterator[memoryview]:
+    def borrow(self) -> Iterator[memoryview]:
         try:
             buffer = self._free.pop()
         except IndexError:

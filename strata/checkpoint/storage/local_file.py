@@ -125,7 +125,7 @@ class LocalSink(_Descriptors):
                 return
             for at in range(0, len(pages), CHUNK_BYTES):
                 part = pages[at : at + CHUNK_BYTES]
-                with self._buffers.room() as aligned:
+                with self._buffers.borrow() as aligned:
                     copy(aligned[: len(part)], part)
                     _write(self._direct, offset + at, aligned[: len(part)])
         except OSError as error:
@@ -205,7 +205,7 @@ class LocalSource(_Descriptors):
         while done < len(buffer):
             lead = (offset + done) % PAGE_BYTES
             part = min(len(buffer) - done, CHUNK_BYTES)
-            with self._buffers.room() as aligned:
+            with self._buffers.borrow() as aligned:
                 window = -(-(lead + part) // PAGE_BYTES) * PAGE_BYTES
                 count = min(self._read_pages(offset + done - lead, aligned[:window]) - lead, part)
                 if count > 0:

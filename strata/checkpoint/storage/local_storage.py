@@ -160,7 +160,7 @@ class LocalStorage:
                 raise
         return file
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         if (file := self._holds.pop(name, None)) is not None:
             file.close()
 

@@ -177,7 +177,7 @@ class _Joined:
         if first == last:
             yield self._pieces[first][start - begin : end - begin]
             return
-        with self._buffers.room() as joined:
+        with self._buffers.borrow() as joined:
             for index in range(first, last + 1):
                 piece, begin = self._pieces[index], self._ends[index] - len(self._pieces[index])
                 part = piece[max(start - begin, 0) : end - begin]

@@ -171,7 +171,7 @@ class S3Storage:
             raise ObjectMissing(f"{self.uri}/{name} is missing and cannot be held")
         self._touch(name)
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         if self._holds.pop(name, None) is not None:
             self._control.delete(self._key(f"{_HOLDS}/{name}"))
 

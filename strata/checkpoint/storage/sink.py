@@ -97,10 +97,10 @@ class Storage(Protocol):
         ...
 
     def hold(self, name: str) -> None:
-        """Hold an object until `let_go` or the exit of this process; other processes see the hold by `is_held`."""
+        """Hold an object until `release` or the exit of this process; other processes see the hold by `is_held`."""
         ...
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """End a hold; harmless without a hold."""
         ...
 

@@ -22,7 +22,7 @@ from strata.client import parse_endpoints
 from strata.errors import StrataError
 from strata.transport.name_lookup import ADVICE, SLOW_S, lookup_s
 
-FILES_WANTED: Final = 4096
+MIN_OPEN_FILES: Final = 4096
 NTP: Final = ("timedatectl set-ntp true", "chronyc makestep")
 """Commands that start time synchronization, and a command that sets the clock immediately."""
 _TIME_ERROR: Final = 5
@@ -38,11 +38,11 @@ def machine() -> Iterator[Finding]:
     else:
         yield ok("system", platform.platform())
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < FILES_WANTED:
+    if soft < MIN_OPEN_FILES:
         yield warn(
             "open files",
             f"{soft} at most",
-            f"a coordinator has one a member: ulimit -n {FILES_WANTED}, or more",
+            f"a coordinator has one a member: ulimit -n {MIN_OPEN_FILES}, or more",
         )
     else:
         yield ok("open files", f"{soft} at most")

@@ -37,7 +37,7 @@ SYNC_S: Final = 0.05
 SYNCS: Final = 9
 PARTS_BYTES: Final = (8 << 20) + 1
 """The size of the smallest object that is uploaded in parts."""
-JOBS_LOOKED_AT: Final = 20
+JOBS_READ: Final = 20
 FULL_DISK: Final = "docs/operate/full-checkpoint-disk.md"
 _CANNOT: Final = frozenset(
     {
@@ -306,7 +306,7 @@ def _identity(number: str) -> str:
 
 
 def _clusters(storage: Storage) -> str:
-    """Return, as text, the clusters that own the jobs of the first `JOBS_LOOKED_AT` folders."""
+    """Return, as text, the clusters that own the jobs of the first `JOBS_READ` folders."""
     owners = (roots.owner_of(storage, folder=name) for name in _folders(storage))
     found = [parsed for owner in owners if owner and (parsed := roots.parse_owner(owner))]
     if not found:
@@ -315,7 +315,7 @@ def _clusters(storage: Storage) -> str:
 
 
 def _folders(storage: Storage) -> list[str]:
-    return [name for name in storage.list() if name != roots.NAME][:JOBS_LOOKED_AT]
+    return [name for name in storage.list() if name != roots.NAME][:JOBS_READ]
 
 
 def _nonce() -> str:

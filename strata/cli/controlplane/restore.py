@@ -279,12 +279,12 @@ class _Work:
         base = base_in_place(held)
         return self._planned(base, f"restored in place, from {base.source}", self._surveys(), held)
 
-    def plan_from_storage(self, wanted_lineage: str) -> _Plan:
+    def plan_from_storage(self, requested_lineage: str) -> _Plan:
         """Plan a cluster that is built from storage alone."""
         from strata.controlplane.restoring import Base, lineage_of  # noqa: PLC0415  # slow to import
 
         surveys = self._surveys()
-        base = Base(jobs={}, uid=lineage_of(surveys, wanted_lineage), source="storage")
+        base = Base(jobs={}, uid=lineage_of(surveys, requested_lineage), source="storage")
         return self._planned(base, "rebuilt from storage", surveys, self._held())
 
     def again(self, plan: _Plan, held: Keyspace) -> _Plan:

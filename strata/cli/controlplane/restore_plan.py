@@ -23,7 +23,7 @@ def print_plan(jobs: Sequence[RestoredJob], skipped: Iterable[str], *, empty: st
             f"{_step(job.latest_before)} to {_step(job.latest)}",
             len(job.changes.adopted),
             len(job.changes.aborted),
-            len(job.changes.gone) + len(job.changes.corrupt),
+            len(job.changes.lost) + len(job.changes.corrupt),
         )
         for job in jobs
     ]
@@ -39,7 +39,7 @@ def lines(job: RestoredJob) -> list[str]:
     for slots, what in (
         (changes.adopted, "committed in storage, and adopted"),
         (changes.aborted, "not ended, and given up"),
-        (changes.gone, "lost: its bytes are not in storage"),
+        (changes.lost, "lost: its bytes are not in storage"),
         (changes.corrupt, "kept as CORRUPT: nothing of it can be read"),
         (changes.fewer_copies, "present, with fewer copies than before"),
     ):
@@ -69,7 +69,7 @@ def as_values(job: RestoredJob) -> dict[str, Any]:
         "in_base": job.in_base,
         **{
             name: [{"step": step, "generation": generation} for step, generation in getattr(changes, name)]
-            for name in ("adopted", "aborted", "gone", "corrupt", "fewer_copies")
+            for name in ("adopted", "aborted", "lost", "corrupt", "fewer_copies")
         },
         "warnings": changes.warnings,
         "not_searched": sorted(changes.not_searched),

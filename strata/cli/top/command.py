@@ -126,7 +126,7 @@ def live(console: Console, client: Client, first: Seen) -> int:
                     terminal.show(_encodable(console, now.lines))
                     view = now.view
                     for key in terminal.keys(EVERY_S):
-                        view = after_key(view, key, seen, now.room)
+                        view = after_key(view, key, seen, now.rows)
                         if view is None:
                             break
                     if view is not None:

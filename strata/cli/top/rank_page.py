@@ -19,7 +19,7 @@ def title(seen: Seen) -> tuple[Part, ...]:
 
 def lines(rank: Resource, width: int) -> list[Text]:
     """Return everything known about a rank."""
-    stuck, report_age_ms = rank["stalled_ms"], rank["heard_ms"]
+    stuck, report_age_ms = rank["stalled_ms"], rank["last_seen_ms"]
     step = f"{rank['step']:,}" if rank["step"] is not None else "-"
     report = (
         f"  {rank['phase'] or '-'}, reported {age(report_age_ms)} ago"

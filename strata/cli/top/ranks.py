@@ -96,7 +96,7 @@ def _values(ranks: Resource) -> dict[str, Callable[[int], Any]]:
         "HOST": of_worker("host"),
         "STEP": of("step"),
         "PHASE": lambda rank: ranks["phases"][ranks["phase"][rank]] or None,
-        "SEEN": of("heard_ms"),
+        "SEEN": of("last_seen_ms"),
         "COMPUTE": of("compute_us"),
         "PEERS": of("relative_score"),
         "SELF": of("own_score"),

@@ -54,8 +54,8 @@ class Size:
     height: int
 
 
-def after_key(view: View, key: str, seen: Seen, room: int) -> View | None:
-    """Return the view after a key; None to quit. `room` is the number of visible rows."""
+def after_key(view: View, key: str, seen: Seen, rows: int) -> View | None:
+    """Return the view after a key; None to quit. `rows` is the number of visible rows."""
     if key in ("q", "Q"):
         return None
     if view.help:
@@ -81,7 +81,7 @@ def after_key(view: View, key: str, seen: Seen, room: int) -> View | None:
         case "r" if view.job is not None and view.rank is None:
             return replace(view, order=replace(view.order, reverse=not view.order.reverse), on=None)
         case _:
-            return _moved(view, key, seen, room)
+            return _moved(view, key, seen, rows)
 
 
 def _beside(order: Order, by: int, seen: Seen) -> Order:
@@ -90,17 +90,17 @@ def _beside(order: Order, by: int, seen: Seen) -> Order:
     return Order(by=names[(at + by) % len(names)])
 
 
-def _moved(view: View, key: str, seen: Seen, room: int) -> View:
+def _moved(view: View, key: str, seen: Seen, rows: int) -> View:
     far = 1_000_000_000
     steps = {
         "j": 1,
         "down": 1,
         "k": -1,
         "up": -1,
-        " ": room,
-        "pgdn": room,
-        "b": -room,
-        "pgup": -room,
+        " ": rows,
+        "pgdn": rows,
+        "b": -rows,
+        "pgup": -rows,
         "g": -far,
         "home": -far,
         "G": far,
@@ -136,10 +136,10 @@ def _within(value: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A screen with exactly as many lines as its height; `room` is the number of visible rows of the table."""
+    """A screen with exactly as many lines as its height; `rows` is the number of visible rows of the table."""
 
     lines: list[Text]
-    room: int
+    rows: int
     view: View
     """The view that is shown, with the scroll position limited to the existing lines."""
 
@@ -152,23 +152,23 @@ def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> F
     about = replace(shown, rank=view.rank)
     head = [_first_line(about, width, now_s=now_s, fresh=fresh)]
     body_height = max(0, height - 2)
-    room = 0
+    rows = 0
     if view.help:
         body = [line(width, (f"{keys:<20}", BOLD), words) for keys, words in HELP]
     elif not fresh:
         body = [line(width, ("reading …", DIM))]
     elif view.job is None:
-        body, room = _list(view, shown, width, body_height)
+        body, rows = _list(view, shown, width, body_height)
     elif view.rank is not None:
         body, view = _rank(view, shown, width, body_height)
-        room = body_height
+        rows = body_height
     else:
-        body, room = _job(view, shown, width, body_height, now_ms)
+        body, rows = _job(view, shown, width, body_height, now_ms)
     body = body[:body_height]
     blank = [Text("")] * (body_height - len(body))
     return Frame(
-        lines=[*head, *body, *blank, _last_line(view, shown, width, room)][:height],
-        room=max(1, room),
+        lines=[*head, *body, *blank, _last_line(view, shown, width, rows)][:height],
+        rows=max(1, rows),
         view=view,
     )
 
@@ -198,19 +198,19 @@ def _list(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], 
     above = jobs_page.sections(seen, width=width, height=height)
     at = _within(view.cursor, len(seen.jobs) - 1)
     details = jobs_page.about(seen.jobs[at], width=width, most=2) if seen.jobs else []
-    room = max(1, height - len(above) - 1 - 2)
-    first = at // room * room
-    table = jobs_page.table(seen, width=width, first=first, most=room, cursor=at)
+    rows = max(1, height - len(above) - 1 - 2)
+    first = at // rows * rows
+    table = jobs_page.table(seen, width=width, first=first, most=rows, cursor=at)
     gap = [Text("")] * max(0, height - len(above) - len(table) - len(details))
-    return [*above, *table, *gap, *details], room
+    return [*above, *table, *gap, *details], rows
 
 
 def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[list[Text], int]:
     above = job_page.sections(seen, width=width, height=height, now_ms=now_ms)
-    room = max(1, height - len(above) - 1)
+    rows = max(1, height - len(above) - 1)
     at = _place(view, seen)
-    first = _within(at // room * room, _size(seen) - room)
-    return [*above, *job_page.table(seen, view.order, width=width, first=first, most=room, cursor=at)], room
+    first = _within(at // rows * rows, _size(seen) - rows)
+    return [*above, *job_page.table(seen, view.order, width=width, first=first, most=rows, cursor=at)], rows
 
 
 def _rank(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], View]:
@@ -241,24 +241,24 @@ def _first_line(seen: Seen, width: int, *, now_s: float, fresh: bool) -> Text:
     return whole if whole.cell_len + len(by) + 6 > width else spread(width, title, ((f"via {by}", DIM),))
 
 
-def _last_line(view: View, seen: Seen, width: int, room: int) -> Text:
+def _last_line(view: View, seen: Seen, width: int, rows: int) -> Text:
     if seen.error:
         return spread(width, ((seen.error, ""),), (("q quit", ""),), style=BAR)
     if view.help:
         return spread(width, ("any key: back",), ("q quit",), style=BAR)
     if view.job is None:
-        where: Part = _where(view.cursor // max(1, room) * max(1, room), room, len(seen.jobs), seen.total)
+        where: Part = _where(view.cursor // max(1, rows) * max(1, rows), rows, len(seen.jobs), seen.total)
         return spread(width, ("Enter open  j/k move  ? help  q quit",), (where,), style=BAR)
     if view.rank is not None:
         return spread(width, ("Esc ranks  j/k scroll  ? help  q quit",), ("",), style=BAR)
     size = _size(seen)
     order = f"{view.order.by} {'▼' if view.order.down else '▲'}"
     keys = f"Enter open  Esc jobs  s sort: {order}  r reverse  ? help  q quit"
-    first = _within(_place(view, seen) // max(1, room) * room, size - room)
-    return spread(width, (keys,), (_where(first, room, size, size),), style=BAR)
+    first = _within(_place(view, seen) // max(1, rows) * rows, size - rows)
+    return spread(width, (keys,), (_where(first, rows, size, size),), style=BAR)
 
 
-def _where(first: int, room: int, count: int, total: int) -> str:
+def _where(first: int, rows: int, count: int, total: int) -> str:
     if not count:
         return ""
-    return f"{first + 1}-{min(count, first + room)} of {total:,}"
+    return f"{first + 1}-{min(count, first + rows)} of {total:,}"

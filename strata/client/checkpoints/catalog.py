@@ -43,9 +43,9 @@ from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
 from strata.wire.pages import whole
 
 SYNC_BARRIER: Final = "strata.checkpoint.sync"
-ASK_AGAIN_S: Final = 2.0
+RETRY_S: Final = 2.0
 """Seconds between two requests of a waiting caller, in case a push was lost."""
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """Seconds between two checks of a waiting save for its cancellation."""
 MOST_SEEN: Final = 64
 """The number of slots (a step in a generation) whose newest record is cached: many more than are saved at a time."""
@@ -68,7 +68,7 @@ class CoordinatedCatalog:
         root_uri: str,
         new_id: Callable[[], str],
         save_wait_s: float,
-        ask_again_s: float = ASK_AGAIN_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         self._port = port
         self._root_uri = root_uri
@@ -76,7 +76,7 @@ class CoordinatedCatalog:
         self._save_wait_s = save_wait_s
         self.stands: Callable[[], bool] = lambda: False
         """Returns whether this rank waits for coordinators without a time limit, to outlast an outage of any length."""
-        self._ask_again_s = ask_again_s
+        self._retry_s = retry_s
         self._news = Condition()
         self._seen: dict[tuple[int, int], Checkpoint] = {}
         self._stop_observing = port.observe_checkpoints(self._observe)
@@ -110,7 +110,7 @@ class CoordinatedCatalog:
         """Return the current record of a checkpoint; raise `StaleGeneration` once this generation is over."""
         message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
         with _begun(checkpoint):
-            found: Checkpoint = self.ask(message, wait_s=self._ask_again_s).checkpoint
+            found: Checkpoint = self.ask(message, wait_s=self._retry_s).checkpoint
         self._learn(found)
         return found
 
@@ -207,13 +207,13 @@ class CoordinatedCatalog:
                     return current
                 if cancelled.is_set():
                     raise CheckpointAborted(f"the save of step {checkpoint.step} was cancelled")
-                self._news.wait(LOOK_S)
+                self._news.wait(POLL_S)
             now = time.monotonic()
             if now >= deadline and not self.stands():
                 raise Unavailable(
                     f"step {checkpoint.step} is not committed after {timeout_s:g} s: {_waiting_for(current)}"
                 )
-            if now - requested_s >= self._ask_again_s:
+            if now - requested_s >= self._retry_s:
                 requested_s = now
                 with contextlib.suppress(Unavailable):
                     self.look_up(checkpoint)
@@ -318,14 +318,14 @@ class CoordinatedCatalog:
         while True:
             left_s = deadline - time.monotonic()
             try:
-                return self._port.call(request, timeout_s=max(left_s, LOOK_S))
+                return self._port.call(request, timeout_s=max(left_s, POLL_S))
             except Unavailable:
-                if deadline - time.monotonic() <= LOOK_S:
+                if deadline - time.monotonic() <= POLL_S:
                     if wait_s is not None or not self.stands():
                         raise
                     deadline += self._save_wait_s
             with self._news:
-                self._news.wait(LOOK_S)
+                self._news.wait(POLL_S)
 
     def _observe(self, checkpoint: Checkpoint) -> None:
         self._learn(checkpoint)

@@ -43,7 +43,7 @@ from strata.v1.checkpoints_pb2 import (
 )
 from strata.wire.pages import whole
 
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 """Seconds between two requests while rank 0 waits for the leader to mark checkpoints for deletion."""
 
 Ask = Callable[[Message], Any]
@@ -98,7 +98,7 @@ class Maintenance:
                             failure = self._attempt(task) or failure
                     if not answer.pending or time.monotonic() >= deadline:
                         break
-                    time.sleep(LOOK_S)
+                    time.sleep(POLL_S)
             except (Unavailable, QuotaExceeded) as error:
                 log.warning("old checkpoints stay for now: %s", error.message)
         if failure is not None:

@@ -420,7 +420,7 @@ class CheckpointManager:
         The other calls raise that failure after the next save. Raise `Unavailable` after `timeout_s`; the saves go on.
         """
         self._writer.settle(arguments.timeout(timeout_s, zero=True))
-        self._writer.let_pass()
+        self._writer.ignore_earlier_errors()
 
     def stand(self, stands: Callable[[], bool]) -> None:
         """Let saves wait for coordinators beyond their time limit while `stands()` is true."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class OpenRoot:
     """An open storage root. With a session, the coordinators keep the catalog, else this process, for `ranks` ranks.
 
-    Raise `ConfigError` if the root belongs to the other mode. `ask_again_s` is the interval at which waiting
+    Raise `ConfigError` if the root belongs to the other mode. `retry_s` is the interval at which waiting
     callers request a record, for sessions without pushes.
     """
 
@@ -33,7 +33,7 @@ class OpenRoot:
         client: SessionPort | None,
         *,
         ranks: int = 1,
-        ask_again_s: float | None = None,
+        retry_s: float | None = None,
     ) -> None:
         self.config: Final = config
         self.tiers: Final = Tiers(config, nonce=random_id)
@@ -43,16 +43,16 @@ class OpenRoot:
         self.upkeep: Upkeep | None = None
         self.catalog: CoordinatedCatalog | LocalCatalog
         if client is not None:
-            self.catalog = self._coordinate(client, ask_again_s)
+            self.catalog = self._coordinate(client, retry_s)
         else:
             self.tiers.claim_again(root.STANDALONE)
             self.catalog = LocalCatalog(
                 self.storage, new_id=random_id, now_unix_ms=now_unix_ms, world_size=ranks
             )
 
-    def _coordinate(self, client: SessionPort, ask_again_s: float | None) -> CoordinatedCatalog:
+    def _coordinate(self, client: SessionPort, retry_s: float | None) -> CoordinatedCatalog:
         from strata.client.checkpoints.catalog import (  # noqa: PLC0415  # imports protobuf
-            ASK_AGAIN_S,
+            RETRY_S,
             CoordinatedCatalog,
         )
         from strata.client.checkpoints.port import check_port  # noqa: PLC0415  # as above
@@ -67,7 +67,7 @@ class OpenRoot:
             root_uri=self.storage.uri,
             new_id=random_id,
             save_wait_s=self.config.save_wait_s,
-            ask_again_s=ASK_AGAIN_S if ask_again_s is None else ask_again_s,
+            retry_s=RETRY_S if retry_s is None else retry_s,
         )
         self.upkeep = Upkeep(catalog, self.storage, self.config)
         return catalog
@@ -89,15 +89,15 @@ class OpenRoot:
 
         Unless a save is still in flight (`saving`), other processes may now remove this process's unfinished saves.
         """
-        self.let_go()
+        self.release()
         if self.upkeep is not None:
             self.upkeep.close()
         if isinstance(self.catalog, LocalCatalog) and not saving:
             self.catalog.go_back()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop observing, without waiting."""
         if self.upkeep is not None:
-            self.upkeep.let_go()
+            self.upkeep.release()
         if not isinstance(self.catalog, LocalCatalog):
             self.catalog.close()

@@ -40,13 +40,13 @@ from strata.wire.checkpoints import keep_message
 from strata.wire.enums import CHECKPOINT_STATES, from_wire
 
 ASK_S: Final = 10.0
-TIDY_ASK_S: Final = 2.0
+MAINTENANCE_CALL_S: Final = 2.0
 """Seconds a maintenance request waits for a coordinator: the pass after the next commit does the same work."""
 MARKED_WITHIN_S: Final = 2.0
 """Seconds rank 0 waits after a commit for the leader to mark checkpoints for deletion; if the leader marks them
 later, they are removed after the next commit.
 """
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 CLOSE_S: Final = 5.0
 
 log: Final = logging.getLogger("strata.checkpoint")
@@ -83,10 +83,10 @@ class Upkeep:
 
     def close(self) -> None:
         """Stop the upkeep, after waiting for maintenance under way. Idempotent."""
-        self.let_go()
+        self.release()
         self._tasks.close(CLOSE_S)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop observing, without waiting for maintenance under way."""
         stop, self._stop = self._stop, lambda: None
         stop()
@@ -173,7 +173,7 @@ class Upkeep:
         waited = {each.tier for each, why in zip(damaged, refused, strict=True) if not why}
         deadline = time.monotonic() + (self._corrupt_wait_s if waits else 0.0)
         while waited and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             with contextlib.suppress(Unavailable):
                 now = self._catalog.look_up(checkpoint)
                 for finding in now.corruption_reports:
@@ -220,7 +220,7 @@ class Upkeep:
             self._tasks.soon()
 
     def _ask_soon(self, request: Message) -> Any:
-        return self._catalog.ask(request, wait_s=TIDY_ASK_S)
+        return self._catalog.ask(request, wait_s=MAINTENANCE_CALL_S)
 
     def _ask(self, request: Message) -> Any:
         return self._catalog.ask(request, wait_s=ASK_S)

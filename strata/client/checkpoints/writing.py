@@ -11,7 +11,7 @@ from strata.checkpoint.save.writer import AsyncCheckpointWriter
 from strata.core.stop.save_hold import SaveHold
 from strata.errors import Unavailable
 
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 
 
 class Holds:
@@ -43,7 +43,7 @@ class Holds:
                 return f"{hold.reason} on host {hold.host}"
             if time.monotonic() >= end_s:
                 return f"two saves are in flight, for more than {limit_s:g} s"
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         hold = self.current
         return "" if hold is None else f"{hold.reason} on host {hold.host}"
 

@@ -80,8 +80,8 @@ class ProgressReports:
         again = RankProgress(
             rank=shared_session.place.rank, supports_graceful_stop=shared_session.supports_graceful_stop
         )
-        if shared_session.said is not None:
-            again.CopyFrom(shared_session.said)
+        if shared_session.last_report is not None:
+            again.CopyFrom(shared_session.last_report)
             again.ClearField("save_hold")
         self._transmit(again)
 
@@ -124,7 +124,7 @@ class ProgressReports:
         shared_session = self._shared_session
         if shared_session.save_hold is not None:
             progress.save_hold.CopyFrom(shared_session.save_hold.message())
-        shared_session.said = progress
+        shared_session.last_report = progress
         shared_session.session.progress(shared_session.place.generation, [progress])
 
 

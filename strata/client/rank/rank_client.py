@@ -38,7 +38,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
 LOCAL_SLACK_S: Final = 10.0
 """Seconds a call waits for the outcome after the barrier's own timeout: the session may have to reconnect."""
 
-UNHEARD_S: Final = 2.0
+UNREPORTED_S: Final = 2.0
 """Seconds after which a warning says that no coordinator has confirmed this rank's exit report."""
 
 log: Final = logging.getLogger("strata.client")
@@ -351,7 +351,7 @@ class RankClient:
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
         self._shared_session.rounds = RoundBook()
-        self._shared_session.said = None  # like the save hold, of a generation that has ended
+        self._shared_session.last_report = None  # like the save hold, of a generation that has ended
         self._shared_session.steps = StepWindow()
         if self._shared_session.save_hold is not None:
             self._shared_session.save_hold.recording.cancel()
@@ -409,7 +409,7 @@ class RankClient:
         reported = True
         if reports_exit:
             unreported = (
-                asyncio.get_running_loop().call_later(UNHEARD_S, _warn_unreported) if member else None
+                asyncio.get_running_loop().call_later(UNREPORTED_S, _warn_unreported) if member else None
             )
             try:
                 async with asyncio.timeout(EXIT_REPORT_S if member else LOCAL_SLACK_S):

@@ -54,7 +54,7 @@ class SharedSession:
     owns_member: bool
     rounds: RoundBook = field(default_factory=RoundBook)
     phase: str = ""
-    said: RankProgress | None = None
+    last_report: RankProgress | None = None
     """The rank's last report of its step and phase."""
     steps: StepWindow = field(default_factory=StepWindow)
     """The times of the rank's newest steps."""

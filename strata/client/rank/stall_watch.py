@@ -28,7 +28,7 @@ from strata.core.health.stacks import activity, innermost, shortened
 from strata.core.health.stalls import KEPT, RankPace, Stall, StallLimits, kind_of
 from strata.v1.members_pb2 import RankProgress, SaveHold, StepTimes
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 """Seconds between two looks for late and stalled ranks."""
 OVERSLEPT_S: Final = 0.5
 """If a look is later than this, the agent's own process stalled: that time does not count for any rank's stall."""
@@ -128,13 +128,13 @@ class StallWatch:
         self._evicted = False
         self._ranks.clear()
 
-    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+    def on_progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
         """Record the reports of ranks, add their step times, and pass the reports on."""
         if generation == self._generation:
             ranks = [self._annotate(rank) for rank in ranks]
         self._actions.tell(generation, ranks)
 
-    def gone(self, generation: int, rank: int) -> None:
+    def on_detached(self, generation: int, rank: int) -> None:
         """Stop watching a rank that has announced its end."""
         if generation == self._generation:
             self._ranks.pop(rank, None)
@@ -143,7 +143,7 @@ class StallWatch:
         now_s = asyncio.get_running_loop().time()
         watched = self._ranks.setdefault(report.rank, _Watched())
         before = watched.pace.step
-        if watched.pace.hear(report.step, report.phase, now_s - max(0, report.age_ms) / 1000):
+        if watched.pace.observe(report.step, report.phase, now_s - max(0, report.age_ms) / 1000):
             if watched.stall is not None:
                 self._actions.log.info(
                     "rank.moves_again",
@@ -204,8 +204,8 @@ class StallWatch:
         asking: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
             while True:
-                due_s = loop.time() + LOOK_S
-                await asyncio.sleep(LOOK_S)
+                due_s = loop.time() + POLL_S
+                await asyncio.sleep(POLL_S)
                 late_s = loop.time() - due_s
                 if late_s > OVERSLEPT_S:
                     for watched in self._ranks.values():

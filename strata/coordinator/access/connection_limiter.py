@@ -33,7 +33,7 @@ from strata.observe.metrics import Counter, Family, counters
 
 log = get_logger()
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 BUSY_POLL_S: Final = 0.1
 """The pause between checks while more than three quarters of the connections are in use."""
 LOG_S: Final = 60.0
@@ -61,7 +61,7 @@ class ConnectionReport:
         self._due = Seldom(LOG_S)
         self._unreported: Tally[str] = Tally()
 
-    def tell(self, port: str, excess: Sequence[Excess[Any]], now_s: float) -> None:
+    def report_closed(self, port: str, excess: Sequence[Excess[Any]], now_s: float) -> None:
         """Count the closed connections; log them once a minute at most."""
         for each in excess:
             self.closed.child(port, each.reason).add()
@@ -113,7 +113,7 @@ class ConnectionLimiter:
         while True:
             await self.look()
             is_nearly_full = len(self._connections) > self._connections.limits.most * 3 // 4
-            await asyncio.sleep(BUSY_POLL_S if is_nearly_full else LOOK_S)
+            await asyncio.sleep(BUSY_POLL_S if is_nearly_full else POLL_S)
 
     async def look(self) -> None:
         """Close the connections that exceed the limits now."""
@@ -156,7 +156,7 @@ class ConnectionLimiter:
                 address = address_key(connection.peer[0])
                 excess.append(Excess(connection=connection, address=address, reason=Reason.CERTIFICATE))
         self._report.open["grpc"] = len(self._connections)
-        self._report.tell("grpc", excess, now_s)
+        self._report.report_closed("grpc", excess, now_s)
 
 
 def peer_of(text: str) -> Peer:

@@ -48,7 +48,7 @@ log = get_logger()
 
 REFUSALS_S: Final = 60.0
 """The shortest time between two log lines about a peer's refused arrivals."""
-LATE_LOOK_S: Final = 0.05
+LATE_POLL_S: Final = 0.05
 """How long after its timeout a round may stay open before it is checked."""
 
 
@@ -157,7 +157,7 @@ class Barriers:
         if self._book.get(key) is not None:
             self._end_if_ended(key)
 
-    def on_floor(self, job: str, name: str, generation: int) -> None:
+    def on_release(self, job: str, name: str, generation: int) -> None:
         """Close ended rounds of a barrier whose floor moved: the outcome's own event may be lost."""
         for open_round in self._book.open(job):
             if (open_round.key.name, open_round.key.generation) == (name, generation):
@@ -260,7 +260,7 @@ class Barriers:
     async def _check_deadlines(self) -> None:
         """Check each round whose deadline has passed."""
         while True:
-            await asyncio.sleep(LATE_LOOK_S)
+            await asyncio.sleep(LATE_POLL_S)
             now_ms = self._now_ms()
             for open_round in self._book.open():
                 late = open_round.deadline_ms is not None and open_round.deadline_ms <= now_ms

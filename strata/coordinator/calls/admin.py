@@ -9,7 +9,7 @@ from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.calls.table import Row
 from strata.coordinator.context import ReadResource, ReplicaContext
 from strata.coordinator.etcd.members import EtcdMember
-from strata.coordinator.peers.registry import UNHEARD
+from strata.coordinator.peers.registry import NOT_RECEIVED
 from strata.core.access.authority import Identity
 from strata.core.ids import InstanceId, checked_id
 from strata.core.job import job_names
@@ -130,7 +130,7 @@ class AdminCalls:
             ready, reason = self._context.is_ready()
         else:
             ready = self._peer_ready(record.instance)
-            reason = "" if ready else UNHEARD
+            reason = "" if ready else NOT_RECEIVED
         return admin_pb2.ReplicaStatus(
             replica=entry.name,
             instance=record.instance,

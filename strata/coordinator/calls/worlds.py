@@ -25,9 +25,9 @@ from strata.wire import worlds as wire
 class WorldCalls:
     """Answers the methods of `Worlds`."""
 
-    def __init__(self, context: ReplicaContext, told: LiveReports) -> None:
+    def __init__(self, context: ReplicaContext, live: LiveReports) -> None:
         self._context = context
-        self._live = told
+        self._live = live
         self._answers: WeakKeyDictionary[World, dict[str, worlds_pb2.GetWorldResponse]] = WeakKeyDictionary()
         """Answers with the members of a world, cached by page: thousands of callers may request them."""
 

@@ -57,9 +57,9 @@ class Compaction:
             log.debug("compacted", revision=target)
         if now >= self._quota_at:
             self._quota_at = now + QUOTA_EVERY_S
-            self._look_at_quota()
+            self._check_quota()
 
-    def _look_at_quota(self) -> None:
+    def _check_quota(self) -> None:
         used_bytes = max((m.db_size_bytes for m in self._members()), default=0)
         share = used_bytes / self._quota_bytes
         if share >= WARN_SHARE:

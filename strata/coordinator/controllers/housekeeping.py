@@ -54,14 +54,14 @@ class Housekeeping(JobController):
         fence: Fence,
         timing: Timing,
         spares_s: Callable[[], float],
-        hears: Callable[[str, str, str], bool],
+        has_recent_transport: Callable[[str, str, str], bool],
     ) -> None:
-        """`hears`: whether this boot of a job's worker has a transport at this replica, or had one a moment ago."""
+        """`has_recent_transport`: whether this boot of a job's worker has a transport at this replica, or had one a moment ago."""
         super().__init__(keys=keys, mirror=mirror)
         self._fence = fence
         self._timing = timing
         self._spares_s = spares_s
-        self._hears = hears
+        self._has_recent_transport = has_recent_transport
         self._orphans: dict[str, dict[Orphan, float]] = {}
         self._clearing_since_ms: dict[str, float] = {}
         self._calm_since_ms = _now_ms()
@@ -115,7 +115,9 @@ class Housekeeping(JobController):
             now_ms=now_ms,
             orphan_s=self._timing.orphan_s,
             arriving={
-                entry.name for entry in found.values() if self._hears(name, entry.name, entry.record.boot)
+                entry.name
+                for entry in found.values()
+                if self._has_recent_transport(name, entry.name, entry.record.boot)
             },
         )
         waits_s = [

@@ -25,15 +25,18 @@ OVER: Final = "its controllers may not write any more"
 class LeaderTerm:
     """Runs fresh controllers for every term that the election brings.
 
-    `hears`: whether a boot of a job's worker has a transport here, or had one a moment ago.
+    `has_recent_transport`: whether a boot of a job's worker has a transport here, or had one a moment ago.
     """
 
     def __init__(
-        self, context: ReplicaContext, heartbeat: ControllerWatchdog, hears: Callable[[str, str, str], bool]
+        self,
+        context: ReplicaContext,
+        heartbeat: ControllerWatchdog,
+        has_recent_transport: Callable[[str, str, str], bool],
     ) -> None:
         self._context = context
         self._heartbeat = heartbeat
-        self._hears = hears
+        self._has_recent_transport = has_recent_transport
 
     async def run(self) -> None:
         """Run a term whenever this replica is elected, until cancelled."""
@@ -72,7 +75,7 @@ class LeaderTerm:
             fence=fence,
             timing=context.timing,
             spares_s=context.health.spares_s,
-            hears=self._hears,
+            has_recent_transport=self._has_recent_transport,
         )
         return [
             Worlds(

@@ -31,7 +31,7 @@ log = get_logger()
 
 TURN_S: Final = 0.5
 """The longest time between two turns, so that the beat is never older than that."""
-CLEARING_LOOK_S: Final = 0.05
+CLEARING_POLL_S: Final = 0.05
 MAX_ROUNDS: Final = 20
 """The most plans of one job in one turn; a job that needs more changes as fast as it is planned."""
 
@@ -76,16 +76,16 @@ class Worlds(JobController):
         for _ in range(MAX_ROUNDS):
             self._heartbeat.beat()
             if self._is_clearing(name):
-                return CLEARING_LOOK_S
+                return CLEARING_POLL_S
             job = JobView(self._mirror.view, keys)
-            asked_s = self._request_ages_s(job)
-            wait_s = self._settling_s(job, asked_s)
+            request_ages_s = self._request_ages_s(job)
+            wait_s = self._settling_s(job, request_ages_s)
             plan = plan_world(
                 job,
                 keys=self._keys,
                 epoch=self._fence.epoch,
                 settled=wait_s is not None and wait_s <= 0,
-                asked_s=asked_s,
+                request_ages_s=request_ages_s,
                 now_unix_ms=int(self._unix_now() * 1000),
             )
             if plan.open_records:
@@ -121,13 +121,13 @@ class Worlds(JobController):
         since = self._requests_seen[name] = first_seen(self._requests_seen.get(name, {}), revisions(job), now)
         return {revision: now - at for revision, at in since.items()}
 
-    def _settling_s(self, job: JobView, asked_s: Mapping[int, float]) -> float | None:
+    def _settling_s(self, job: JobView, request_ages_s: Mapping[int, float]) -> float | None:
         """Return how long the members of this job still settle; None if no settling is needed.
 
         The clock is this leader's own and restarts with its term: the time affects liveness only.
         """
         name, spec = job.keys.name, job.spec()
-        if spec is None or not needs_settling(job, asked_s):
+        if spec is None or not needs_settling(job, request_ages_s):
             self._settling_since.pop(name, None)
             return None
         now = asyncio.get_running_loop().time()

@@ -37,13 +37,13 @@ from strata.core.kv.view import Entry, View
 from strata.core.members.membership import decide_remove
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.observe import get_logger
-from strata.v1.members_pb2 import MemberHeard
+from strata.v1.members_pb2 import MemberLastSeen
 
 log = get_logger()
 
 ATTEMPT_S: Final = 1.0
 """Deadline of one attempt at a removal; the next attempt decides the removal again."""
-SILENCE_LOOK_S: Final = 0.1
+SILENCE_POLL_S: Final = 0.1
 """How often transports are checked for silence."""
 
 
@@ -61,7 +61,7 @@ class Transport(Protocol):
         ...
 
     @property
-    def heard_s(self) -> float:
+    def last_message_s(self) -> float:
         """When the member last sent a message, on the loop's clock."""
         ...
 
@@ -102,9 +102,9 @@ class FailureDetector:
             try:
                 for job in self._context.mirror.view.names(self._context.keys.jobs):
                     for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
-                        self._look_guarded(job, worker)
+                        self._check_guarded(job, worker)
                 while True:
-                    await asyncio.sleep(SILENCE_LOOK_S)
+                    await asyncio.sleep(SILENCE_POLL_S)
                     self._end_silent_transports()
             finally:
                 self._tasks = None  # no removal begins from here on
@@ -165,31 +165,31 @@ class FailureDetector:
         """Return the transport of this boot, or None if it is not up."""
         return self._transports.get((job, worker), {}).get(BootId(boot))
 
-    def heard(self, job: str) -> Iterator[MemberHeard]:
-        """Yield, for each member of a job with a transport here, the time since it was last heard."""
+    def last_seen(self, job: str) -> Iterator[MemberLastSeen]:
+        """Yield, for each member of a job with a transport here, the time since it was last seen."""
         now_s = asyncio.get_running_loop().time()
         for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
             for transport in self._transports.get((job, worker), {}).values():
                 if transport.incarnation:
-                    yield MemberHeard(
+                    yield MemberLastSeen(
                         worker_id=worker,
                         incarnation=transport.incarnation,
-                        age_ms=max(0, int(1000 * (now_s - transport.heard_s))),
+                        age_ms=max(0, int(1000 * (now_s - transport.last_message_s))),
                     )
 
     def ages(self, job: str) -> Iterator[tuple[str, float]]:
-        """Yield each member that this replica serves, even if disconnected, and the seconds since it was last heard."""
+        """Yield each member that this replica serves, even if disconnected, and the seconds since it was last seen."""
         now_s = asyncio.get_running_loop().time()
         for entry in self._context.job(job).workers():
             if entry.record.served_by != self._context.instance:
                 continue
             key, boot = (job, entry.name), entry.record.boot
             transport = self._transports.get(key, {}).get(boot)
-            last_s = transport.heard_s if transport is not None else self._last.get((key, boot))
+            last_s = transport.last_message_s if transport is not None else self._last.get((key, boot))
             if last_s is not None:
                 yield entry.name, max(0.0, now_s - last_s)
 
-    def hears(self, job: str, worker: str, boot: str) -> bool:
+    def has_recent_transport(self, job: str, worker: str, boot: str) -> bool:
         """True if this boot has a transport here, registered or not, or had one so recently that it may reconnect."""
         timing = self._context.timing
         if (transport := self.find(job, worker, boot)) is not None:
@@ -248,7 +248,7 @@ class FailureDetector:
         if key not in self._removals and self._tasks is not None:
             self._removals[key] = self._tasks.create_task(self._remove(key), name=f"removal of {worker}")
 
-    def _look_guarded(self, job: str, worker: str) -> None:
+    def _check_guarded(self, job: str, worker: str) -> None:
         try:
             self.look(job, worker)
         except PoisonRecord as error:

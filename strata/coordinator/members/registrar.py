@@ -26,7 +26,7 @@ ORPHAN_HOLD_S = 15.0
 """How long a newcomer waits at most for a key that the leader is expected to delete, or while
 this replica deletes nobody."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """How often the decision about a waiting newcomer is repeated without a change of the view."""
 
 
@@ -61,7 +61,7 @@ class Registrar:
                 if left_s <= 0:
                     raise
                 with suppress(TimeoutError):  # then check again whether the holder's replica is alive
-                    async with asyncio.timeout(min(left_s, LOOK_S)):
+                    async with asyncio.timeout(min(left_s, POLL_S)):
                         await self._failure_detector.changed(job, registration.worker)
 
     async def _settle(self, job: str, registration: Registration, leaving: bool) -> None:

@@ -102,9 +102,9 @@ class MemberSession:
         self._session.close()
 
     @property
-    def heard_s(self) -> float:
+    def last_message_s(self) -> float:
         """When the member last sent a message, on the loop's clock."""
-        return self._session.heard_s
+        return self._session.last_message_s
 
     # -- a waiter of barriers
 

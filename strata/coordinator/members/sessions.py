@@ -198,7 +198,9 @@ class Sessions:
             place = index.place(member.worker, member.incarnation) if index is not None else None
             own_notice = notice if place is not None else None
             if place is None and stop_requests:
-                own_notice = world_wire.asked_to_leave(job, stop_requests, member.worker, member.incarnation)
+                own_notice = world_wire.notice_for_member(
+                    job, stop_requests, member.worker, member.incarnation
+                )
             if place is None and own_notice is None:
                 member.send(shared)
                 continue

@@ -59,22 +59,24 @@ class VirtualSession:
         self.boot = BootId(boot)
         self.incarnation = 0
         self._failure_detector = failure_detector
-        self._heard_s: float | None = None
+        self._last_message_s: float | None = None
 
     def touch(self) -> None:
         """Record a sign of life."""
-        self._heard_s = asyncio.get_running_loop().time()
+        self._last_message_s = asyncio.get_running_loop().time()
 
     def dismiss(self, error: StrataError) -> None:  # the member's next heartbeat receives the reason
         self._failure_detector.disconnected(self, broke=False)
 
     @property
-    def heard_s(self) -> float:
+    def last_message_s(self) -> float:
         now_s = asyncio.get_running_loop().time()
-        return now_s if self._heard_s is None else self._heard_s  # None: its first call is in progress
+        return (
+            now_s if self._last_message_s is None else self._last_message_s
+        )  # None: its first call is in progress
 
     def quiet_s(self) -> float:
-        return asyncio.get_running_loop().time() - self.heard_s
+        return asyncio.get_running_loop().time() - self.last_message_s
 
 
 class UnaryMembers:
@@ -159,12 +161,14 @@ class UnaryMembers:
             return response
         response.ClearField("notice")
         view = self._context.job(request.job)
-        leave = world_wire.asked_to_leave(view, leave_requests(view), request.worker_id, request.incarnation)
+        leave = world_wire.notice_for_member(
+            view, leave_requests(view), request.worker_id, request.incarnation
+        )
         if leave is not None:
             response.notice.CopyFrom(leave)
         return response
 
-    def heard(self, heartbeat: peers_pb2.PeerHeartbeat | pb.HeartbeatRequest) -> bool:
+    def record_heartbeat(self, heartbeat: peers_pb2.PeerHeartbeat | pb.HeartbeatRequest) -> bool:
         """True if this incarnation has a transport here; record the heartbeat if the transport is a virtual
         session.
 
@@ -235,7 +239,7 @@ class UnaryMembers:
 
     async def _keep_alive(self, request: pb.HeartbeatRequest) -> None:
         """Deliver the heartbeat to the replica that serves this incarnation; if there is none, take over the member."""
-        if not self.heard(request) and not await self._forward(request):
+        if not self.record_heartbeat(request) and not await self._forward(request):
             entry = await self._registered(request)
             await self._register(request.job, _registration(entry))
 

@@ -78,7 +78,7 @@ class PeerHandler:
             replica=context.replica,
             instance=context.instance,
             uid=context.mirror.uid,
-            history_since_unix_s=context.charts.wanted_since(),
+            history_since_unix_s=context.charts.history_since_s(),
         )
         context.deposition.met(found.record.instance)
         link.send(PeerDown(welcome=welcome))
@@ -92,7 +92,11 @@ class PeerHandler:
                     self._progress(up.progress)
                 case "heartbeat":
                     served = self._heartbeat(up.heartbeat)
-                    link.send(PeerDown(heard=peers_pb2.PeerHeard(id=up.heartbeat.id, served=served)))
+                    link.send(
+                        PeerDown(
+                            heartbeat_reply=peers_pb2.PeerHeartbeatReply(id=up.heartbeat.id, served=served)
+                        )
+                    )
                 case "history":
                     self._history(up.history)
                 case "interest":

@@ -35,7 +35,7 @@ LONGEST_PAUSE_S: Final = 1.0
 HELLO_S: Final = 2.0
 SILENT_S: Final = 3.0
 """A link without a tick for this long is closed and opened again."""
-SILENCE_LOOK_S: Final = 0.05
+SILENCE_POLL_S: Final = 0.05
 """How often peers are checked for being silent too long to be ready."""
 
 
@@ -62,7 +62,7 @@ class PeerLinks:
             try:
                 self.on_replicas()
                 while True:
-                    await asyncio.sleep(SILENCE_LOOK_S)
+                    await asyncio.sleep(SILENCE_POLL_S)
                     for peer in self._registry.silent():
                         self._unready(peer)
             finally:
@@ -158,10 +158,10 @@ class PeerLinks:
                 peer.etcd_s = self._context.clock() - down.tick.etcd_silence_ms / 1000
                 self._context.mirror.note_revision(down.tick.revision)
                 self._ticked(peer, down.tick.ready)
-            elif down.HasField("heard"):
-                heard = peer.heartbeats.get(down.heard.id)
-                if heard is not None and not heard.done():
-                    heard.set_result(down.heard.served)
+            elif down.HasField("heartbeat_reply"):
+                reply = peer.heartbeats.get(down.heartbeat_reply.id)
+                if reply is not None and not reply.done():
+                    reply.set_result(down.heartbeat_reply.served)
 
     async def _next(self, peer: Peer, link: Link[PeerDown, PeerUp], limit_s: float) -> PeerDown:
         try:
@@ -193,7 +193,7 @@ class PeerLinks:
 
     def _mark_down(self, peer: Peer) -> None:
         peer.link = None
-        for heard in peer.heartbeats.values():
-            if not heard.done():
-                heard.set_result(False)
+        for reply in peer.heartbeats.values():
+            if not reply.done():
+                reply.set_result(False)
         self._unready(peer)

@@ -20,8 +20,8 @@ from strata.v1 import barriers_pb2, peers_pb2
 from strata.v1.peers_pb2 import PeerDown, PeerUp
 from strata.wire.barriers import batches
 
-UNHEARD: Final = "the replica that answers receives nothing from it"
-HEARD_S: Final = 1.0
+NOT_RECEIVED: Final = "the replica that answers receives nothing from it"
+HEARTBEAT_REPLY_S: Final = 1.0
 """How long a peer may take to answer a heartbeat, before this replica takes its member over."""
 
 
@@ -101,7 +101,7 @@ class PeerRegistry:
         peer.heartbeats[heartbeat.id] = answer
         peer.link.send(PeerUp(heartbeat=heartbeat))
         try:
-            async with asyncio.timeout(HEARD_S):
+            async with asyncio.timeout(HEARTBEAT_REPLY_S):
                 return await answer
         except TimeoutError:
             return False

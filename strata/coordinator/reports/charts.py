@@ -273,7 +273,7 @@ class Charts:
 
     # -- between replicas
 
-    def wanted_since(self) -> int:
+    def history_since_s(self) -> int:
         """Return the second before which peers should send their history; 0 (none) from `LEARN_S` after the start."""
         return self._since_s if self._unix_now() - self._since_s < LEARN_S else 0
 
@@ -290,17 +290,17 @@ class Charts:
                     if message.series:
                         yield message
 
-    def learn(self, told: PeerHistory) -> None:
+    def learn(self, received: PeerHistory) -> None:
         """Store a peer's history from before this replica began to record."""
-        if not self._exists(told.job) or told.interval_s not in INTERVALS:
+        if not self._exists(received.job) or received.interval_s not in INTERVALS:
             return
         series = {
             each.name: each.values
-            for each in told.series
-            if len(each.name) <= MAX_NAME_CHARS and len(each.values) <= INTERVALS[told.interval_s]
+            for each in received.series
+            if len(each.name) <= MAX_NAME_CHARS and len(each.values) <= INTERVALS[received.interval_s]
         }
-        excerpt = Excerpt(interval_s=told.interval_s, from_unix_s=told.from_unix_s, series=series)
-        self._charts(told.job).history.fill(excerpt, before_s=self._since_s)
+        excerpt = Excerpt(interval_s=received.interval_s, from_unix_s=received.from_unix_s, series=series)
+        self._charts(received.job).history.fill(excerpt, before_s=self._since_s)
         self._bound(int(self._unix_now()))
 
 

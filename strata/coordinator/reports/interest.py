@@ -1,7 +1,7 @@
 """Interest in jobs and ranks: while a page or a terminal shows them, their members report more.
 
-Costly information (when each member was last heard from, where a rank's threads are, its output) travels
-between replicas only while somebody views it. A view lasts `LOOK_S`; a viewer renews the view to continue.
+Costly information (when each member was last seen, where a rank's threads are, its output) travels
+between replicas only while somebody views it. A view lasts `POLL_S`; a viewer renews the view to continue.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-LOOK_S: Final = 5.0
-MAX_LOOKED_AT: Final = 256
+POLL_S: Final = 5.0
+MAX_OBSERVED_RANKS: Final = 256
 """Jobs and ranks viewed at once; further ones are ignored."""
 
 
@@ -26,7 +26,7 @@ class Interest:
         """Record that somebody views a job here, or one of its ranks."""
         self._note(self._own, job, rank)
 
-    def hear(self, job: str, ranks: Iterable[int]) -> None:
+    def record_peer(self, job: str, ranks: Iterable[int]) -> None:
         """Record that somebody views a job, and these ranks, at a peer."""
         self._note(self._theirs, job, None)
         for rank in ranks:
@@ -56,5 +56,5 @@ class Interest:
 
     @staticmethod
     def _note(held: dict[tuple[str, int | None], float], job: str, rank: int | None) -> None:
-        if len(held) < MAX_LOOKED_AT or (job, rank) in held:
-            held[job, rank] = asyncio.get_running_loop().time() + LOOK_S
+        if len(held) < MAX_OBSERVED_RANKS or (job, rank) in held:
+            held[job, rank] = asyncio.get_running_loop().time() + POLL_S

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from strata.coordinator.reports.interest import MAX_LOOKED_AT
+from strata.coordinator.reports.interest import MAX_OBSERVED_RANKS
 from strata.core.barriers.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
 from strata.core.health.goodput import MAX_NAME, MAX_PARTS
 from strata.core.health.reported import MAX_NAMES, is_name
@@ -29,9 +29,9 @@ MAX_WORD_CHARS: Final = 16
 MAX_DEVICES: Final = 64
 MAX_LINES: Final = 40
 MAX_LINE_CHARS: Final = 300
-HEARD_AT_ONCE: Final = 1_000
+LAST_SEEN_BATCH: Final = 1_000
 UNSERVED_S: Final = 60.0
-"""How long the last-heard time of a member is stored after a replica last reported that time."""
+"""How long the last-seen time of a member is stored after a replica last reported that time."""
 EVIDENCE_S: Final = 10.0
 """How long reports that are collected only for viewers are stored."""
 MAX_XIDS: Final = 32
@@ -101,8 +101,8 @@ class _Devices:
     news: set[str] = field(default_factory=set)
 
 
-class _LastHeard(NamedTuple):
-    """When a member was last heard from, and when its serving replica last reported that time."""
+class _LastSeen(NamedTuple):
+    """When a member was last seen, and when its serving replica last reported that time."""
 
     at_s: float
     reported_s: float
@@ -112,12 +112,12 @@ class _LastHeard(NamedTuple):
 class _Viewed:
     """The reports about one job that are collected only while somebody views it."""
 
-    heard: dict[tuple[str, int], _LastHeard] = field(default_factory=dict)
-    """When each member was last heard from, by worker and incarnation."""
+    last_seen: dict[tuple[str, int], _LastSeen] = field(default_factory=dict)
+    """When each member was last seen, by worker and incarnation."""
     evidence: dict[int, tuple[members_pb2.RankEvidence, float]] = field(default_factory=dict)
     """The evidence about the ranks of the newest generation, each with its time."""
     generation: int = 0
-    heard_news: list[members_pb2.MemberHeard] = field(default_factory=list)
+    last_seen_updates: list[members_pb2.MemberLastSeen] = field(default_factory=list)
     evidence_news: dict[int, members_pb2.RankEvidence] = field(default_factory=dict)
     until_s: float = 0.0
 
@@ -166,16 +166,16 @@ class ProgressBoard:
             held.own.add(member.worker_id)
             held.news.add(member.worker_id)
 
-    def note_last_heard(self, job: str, members: Iterable[members_pb2.MemberHeard], *, own: bool) -> None:
-        """Record when members of a viewed job were last heard from."""
+    def note_last_seen(self, job: str, members: Iterable[members_pb2.MemberLastSeen], *, own: bool) -> None:
+        """Record when members of a viewed job were last seen."""
         held, now_s = self._of_viewed(job), asyncio.get_running_loop().time()
         for member in members:
             key = (member.worker_id, member.incarnation)
             at_s = now_s - min(max(0, member.age_ms), MAX_TIME_MS) / 1000
-            before = held.heard.get(key)
-            held.heard[key] = _LastHeard(at_s if before is None else max(at_s, before.at_s), now_s)
+            before = held.last_seen.get(key)
+            held.last_seen[key] = _LastSeen(at_s if before is None else max(at_s, before.at_s), now_s)
             if own:
-                held.heard_news.append(member)
+                held.last_seen_updates.append(member)
 
     def note_evidence(
         self, job: str, generation: int, evidence: Iterable[members_pb2.RankEvidence], *, own: bool
@@ -186,7 +186,7 @@ class ProgressBoard:
             held.generation = generation
             held.evidence.clear()
         for each in evidence if generation == held.generation else ():
-            if each.rank not in held.evidence and len(held.evidence) >= MAX_LOOKED_AT:
+            if each.rank not in held.evidence and len(held.evidence) >= MAX_OBSERVED_RANKS:
                 continue  # nobody views so many
             kept = members_pb2.RankEvidence(
                 rank=each.rank,
@@ -202,10 +202,10 @@ class ProgressBoard:
             if own:
                 held.evidence_news[each.rank] = kept
 
-    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
-        """Return when a member was last heard from, on this loop's clock; None if unknown or the job is not viewed."""
+    def last_seen(self, job: str, worker: str, incarnation: int) -> float | None:
+        """Return when a member was last seen, on this loop's clock; None if unknown or the job is not viewed."""
         held = self._viewed.get(job)
-        found = held.heard.get((worker, incarnation)) if held is not None else None
+        found = held.last_seen.get((worker, incarnation)) if held is not None else None
         return found.at_s if found is not None else None
 
     def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
@@ -227,13 +227,17 @@ class ProgressBoard:
         for job in [job for job, held in self._viewed.items() if held.until_s < now_s]:
             del self._viewed[job]
         for job, held in self._viewed.items():
-            for key in [key for key, heard in held.heard.items() if heard.reported_s < now_s - UNSERVED_S]:
-                del held.heard[key]  # a job may be viewed for weeks, while its members change
-            for start in range(0, len(held.heard_news), HEARD_AT_ONCE):
-                yield peers_pb2.PeerProgress(job=job, heard=held.heard_news[start : start + HEARD_AT_ONCE])
+            for key in [
+                key for key, last_seen in held.last_seen.items() if last_seen.reported_s < now_s - UNSERVED_S
+            ]:
+                del held.last_seen[key]  # a job may be viewed for weeks, while its members change
+            for start in range(0, len(held.last_seen_updates), LAST_SEEN_BATCH):
+                yield peers_pb2.PeerProgress(
+                    job=job, last_seen=held.last_seen_updates[start : start + LAST_SEEN_BATCH]
+                )
             for evidence in held.evidence_news.values():
                 yield peers_pb2.PeerProgress(job=job, generation=held.generation, evidence=[evidence])
-            held.heard_news.clear()
+            held.last_seen_updates.clear()
             held.evidence_news.clear()
 
     def forget(self, job: str) -> None:
@@ -299,7 +303,7 @@ class ProgressBoard:
         messages += self._viewed_updates()
         return messages
 
-    def tell_again(self) -> None:
+    def resend(self) -> None:
         """Count all own reports as unsent: there is a new peer."""
         for held in self._jobs.values():
             held.news |= held.own

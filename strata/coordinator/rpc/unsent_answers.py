@@ -16,7 +16,7 @@ from strata.observe import get_logger
 from strata.wire.status import Aborts
 from strata.wire.tls import Context as Caller
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """How often debts are checked."""
 
 log = get_logger()
@@ -49,7 +49,7 @@ class Ledger:
         `end` closes the connection of a peer; it returns False if there is none.
         """
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             for connection in list(self.debts.overdue(asyncio.get_running_loop().time())):
                 if await end(connection):
                     self.measures.unread.child("closed").add()

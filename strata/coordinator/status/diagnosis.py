@@ -50,13 +50,13 @@ class _Place(NamedTuple):
     slots: int
 
 
-def diagnose_job(told: LiveReports, job: JobView) -> Diagnosis:
+def diagnose_job(live: LiveReports, job: JobView) -> Diagnosis:
     """Diagnose a job's keys, and the ranks and devices of its current world."""
     world = job.world()
     if world is None:
-        return diagnose((), (), told.violations(job.keys.name))
+        return diagnose((), (), live.violations(job.keys.name))
     head = world.head
-    return diagnose_world(told, job, told.progress(job.keys.name, head.generation, range(head.size)), world)
+    return diagnose_world(live, job, live.progress(job.keys.name, head.generation, range(head.size)), world)
 
 
 class Diagnoses:
@@ -65,22 +65,24 @@ class Diagnoses:
     def __init__(self) -> None:
         self._made: dict[str, tuple[float, Diagnosis]] = {}
 
-    def of(self, told: LiveReports, job: JobView) -> Diagnosis:
+    def of(self, live: LiveReports, job: JobView) -> Diagnosis:
         """Return a job's diagnosis, at most `DIAGNOSIS_S` old; `StrataError` if the job cannot be read."""
         now_s, name = asyncio.get_running_loop().time(), job.keys.name
         held = self._made.get(name)
         if held is None or now_s - held[0] >= DIAGNOSIS_S:
             self._made = {key: each for key, each in self._made.items() if now_s - each[0] < DIAGNOSIS_S}
-            held = self._made[name] = (now_s, diagnose_job(told, job))
+            held = self._made[name] = (now_s, diagnose_job(live, job))
         return held[1]
 
 
-def diagnose_world(told: LiveReports, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:
+def diagnose_world(
+    live: LiveReports, job: JobView, reports: Iterable[RankProgress], world: World
+) -> Diagnosis:
     """Diagnose a job as `diagnose_job` does, from ranks' reports that the caller already has."""
     name, generation, latest = job.keys.name, world.head.generation, job.latest()
     waiting = {
         rank
-        for round_ in told.open_rounds(name)
+        for round_ in live.open_rounds(name)
         # a background save does not hold up training
         if round_.key.generation == generation and round_.key.name != COMPARE_BARRIER
         for rank in round_.arrived
@@ -95,7 +97,7 @@ def diagnose_world(told: LiveReports, job: JobView, said: Iterable[RankProgress]
     }
     devices = [
         (worker, device)
-        for worker, device in world_devices(told, name, world)
+        for worker, device in world_devices(live, name, world)
         if device.fault or device.throttled
     ]
     throttled = {(worker, device.index): device.throttled for worker, device in devices if device.throttled}
@@ -106,7 +108,7 @@ def diagnose_world(told: LiveReports, job: JobView, said: Iterable[RankProgress]
     return diagnose(
         [
             _report(each, waiting, places, throttled)
-            for each in said
+            for each in reports
             if each.rank not in over  # a rank that is done or stopped has no work left
         ],
         [
@@ -119,7 +121,7 @@ def diagnose_world(told: LiveReports, job: JobView, said: Iterable[RankProgress]
             )
             for worker, device in devices
         ],
-        told.violations(name),
+        live.violations(name),
         ended=tuple(_ended(job, world, hosts, over, places)) if job.phase() is Phase.RUNNING else (),
         committed_step=latest.record.step if latest is not None else None,
     )
@@ -164,34 +166,34 @@ def _activity(progress: RankProgress) -> str:
     return activity(progress.stack) if progress.stack and not progress.activity else ""
 
 
-def step_times(said: RankProgress) -> StepTimes | None:
+def step_times(reports: RankProgress) -> StepTimes | None:
     """Return a rank's step times, or None if it reports none.
 
     Some agents see only the intervals between steps, and report the intervals as step times. It is then unknown
     when the times last changed, so such ranks are compared at the same step only.
     """
-    if said.HasField("step_times"):
-        times = said.step_times
+    if reports.HasField("step_times"):
+        times = reports.step_times
         return StepTimes(
             compute_s=times.compute_us / 1e6,
             data_wait_s=times.data_wait_us / 1e6,
             median_compute_s=times.median_compute_us / 1e6,
             median_data_wait_s=times.median_data_wait_us / 1e6,
             best_compute_s=times.best_compute_us / 1e6,
-            step=said.step,
+            step=reports.step,
             cheaper_s=times.cheaper_us / 1e6,
             steady_steps=times.steady_steps,
-            slowed_s=(times.slowed_ms + said.age_ms) / 1000 if times.slowed_ms else 0.0,
+            slowed_s=(times.slowed_ms + reports.age_ms) / 1000 if times.slowed_ms else 0.0,
         )
-    if said.median_step_us <= 0:
+    if reports.median_step_us <= 0:
         return None
     return StepTimes(
-        compute_s=said.step_us / 1e6,
+        compute_s=reports.step_us / 1e6,
         data_wait_s=0.0,
-        median_compute_s=said.median_step_us / 1e6,
+        median_compute_s=reports.median_step_us / 1e6,
         median_data_wait_s=0.0,
-        cheaper_s=said.median_step_us / 1e6,
-        step=said.step,
+        cheaper_s=reports.median_step_us / 1e6,
+        step=reports.step,
         steady_steps=1,
     )
 
@@ -231,10 +233,10 @@ def _hold(progress: RankProgress) -> SaveHold | None:
     )
 
 
-def world_devices(told: LiveReports, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
+def world_devices(live: LiveReports, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
     """Yield the devices of this world's members, each with its worker."""
     here = {(member.worker, member.incarnation) for member in world.members}
-    for member in told.devices(name):
+    for member in live.devices(name):
         if (member.worker_id, member.incarnation) in here:
             for device in member.devices:
                 yield member.worker_id, device

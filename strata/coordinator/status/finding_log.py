@@ -29,9 +29,9 @@ MAX_LOGGED: Final = 1000
 class FindingLog:
     """`run` diagnoses all jobs while this replica leads; `note` logs the changes of one job."""
 
-    def __init__(self, context: ReplicaContext, told: LiveReports) -> None:
+    def __init__(self, context: ReplicaContext, live: LiveReports) -> None:
         self._context = context
-        self._live = told
+        self._live = live
         self._open: dict[str, dict[tuple[object, ...], tuple[Finding, float]]] = {}
         """By job: the logged findings, each with the time of its first log line."""
 

@@ -31,11 +31,11 @@ class LiveState:
     devices: Callable[[str], Iterator[MemberDevices]]
     """Yield the reported accelerators of the job's members, perhaps of departed members too."""
     look: Callable[[str, int | None], None]
-    """Record that somebody views a job, or one of its ranks: then `heard` and `evidence` are soon available."""
-    heard: Callable[[str, str, int], float | None]
-    """Return when an incarnation of a job's worker was last heard from, on the loop's clock; None if unknown."""
+    """Record that somebody views a job, or one of its ranks: then `last_seen` and `evidence` are soon available."""
+    last_seen: Callable[[str, str, int], float | None]
+    """Return when an incarnation of a job's worker was last seen, on the loop's clock; None if unknown."""
     member_ages: Callable[[str], Iterator[tuple[str, float]]]
-    """Yield each member of a job that this replica serves, and the seconds since it was last heard from."""
+    """Yield each member of a job that this replica serves, and the seconds since it was last seen."""
     evidence: Callable[[str, int, int], RankEvidence | None]
     """Return the host's recent evidence about a rank of a job's generation, or None."""
     violations: Callable[[str], Sequence[str]]

@@ -14,7 +14,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.peers.registry import UNHEARD
+from strata.coordinator.peers.registry import NOT_RECEIVED
 from strata.coordinator.status.diagnosis import Diagnoses
 from strata.coordinator.status.event_log import EventLog
 from strata.coordinator.status.job_phases import JobPhases
@@ -158,5 +158,5 @@ class Observed:
             ready, reason = self.is_ready()
         else:
             ready = entry.record.instance in self.soft.ready_peers()
-            reason = "" if ready else UNHEARD
+            reason = "" if ready else NOT_RECEIVED
         return ReplicaState(entry=entry, leader=leader, ready=ready, reason=reason)

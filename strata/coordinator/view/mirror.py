@@ -62,7 +62,7 @@ REFUSED_S: Final = 1.0
 AUDIT_WAIT_S: Final = 25.0
 """Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is behind
 for less than this has lost nothing."""
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """How often the view is compared with the newest known revision."""
 PROVE_S: Final = 1.0
 """After the view was behind for this long, the mirror checks whether the newest revisions changed only other
@@ -124,7 +124,7 @@ class Mirror:
         self._behind_s = 0.0
         self._contact_at: float | None = None
         self._listed = asyncio.Event()
-        self._list_wanted = True
+        self._list_requested = True
         self._following: asyncio.Timeout | None = None
         """The timeout scope of the watch; ending it makes the loop check `_list_wanted`."""
         self._known = 0
@@ -227,7 +227,7 @@ class Mirror:
         root = self._keys.root
         while True:
             try:
-                if self._list_wanted:
+                if self._list_requested:
                     await self._list()
                 async with (
                     self._store.watch(
@@ -246,7 +246,7 @@ class Mirror:
                 await asyncio.sleep(RETRY_S)
             except Compacted as error:
                 log.warning("watch_compacted", error=error.message)
-                self._list_wanted = True
+                self._list_requested = True
             except TimeoutError:
                 pass  # the audit requires a list, or the watch was late
             except StrataError as error:
@@ -254,7 +254,7 @@ class Mirror:
                     raise  # before the first list: end the replica, which serves nothing yet, to show the reason
                 log.warning("etcd_refuses", error=str(error))
                 await asyncio.sleep(REFUSED_S)
-                self._list_wanted = True
+                self._list_requested = True
             finally:
                 self._following = None
 
@@ -279,7 +279,7 @@ class Mirror:
             events = self.view.reset(listed.revision, listed.kvs)
             self.history.reset(listed.revision)
             self._publish(WatchBatch(revision=listed.revision, events=events))
-            self._list_wanted = False
+            self._list_requested = False
             self._listed.set()
             return
 
@@ -446,7 +446,7 @@ class Mirror:
                 count=len(different),
                 revision=listed.revision,
             )
-            self._list_wanted = True
+            self._list_requested = True
             self._end_watch()
         return len(different)
 
@@ -468,8 +468,8 @@ class Mirror:
         now, limit_s, is_proved = asyncio.get_running_loop().time, BEHIND_S, False
         before = now()
         while True:
-            await asyncio.sleep(LOOK_S)
-            step_s, before = min(now() - before, 2 * LOOK_S), now()
+            await asyncio.sleep(POLL_S)
+            step_s, before = min(now() - before, 2 * POLL_S), now()
             if self._target <= self._known:
                 self._target, self._behind_s = max(self._answered(), self._peers_revision), 0.0
                 limit_s, is_proved = BEHIND_S, False

@@ -141,17 +141,17 @@ def decide_outcome(
     missing = open_round.missing()
     arrived, expected = len(open_round.arrived), len(open_round.participants)
     counted = f"{arrived} of {expected} arrived"
-    said = {**open_round.phases, **(phases or {})}
+    known_phases = {**open_round.phases, **(phases or {})}
     dead = _dead(job, world, missing)
     if dead:
         why = "; ".join(islice(dead.values(), _NAMED))
-        reason = f"{why}; {counted}, missing {_named(missing, said)}"
+        reason = f"{why}; {counted}, missing {_named(missing, known_phases)}"
         return _break(job, open_round, BarrierResult.BROKEN, reason, missing)
     if open_round.deadline_ms is not None and now_ms >= open_round.deadline_ms:
         waited_s = (now_ms - open_round.since_ms) / 1000
-        reason = f"timed out after {waited_s:.1f} s: {counted}, missing {_named(missing, said)}"
+        reason = f"timed out after {waited_s:.1f} s: {counted}, missing {_named(missing, known_phases)}"
         return _break(job, open_round, BarrierResult.TIMED_OUT, reason, missing)
-    return Decision(reason=f"{counted}; waiting for {_named(missing, said)}")
+    return Decision(reason=f"{counted}; waiting for {_named(missing, known_phases)}")
 
 
 def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:

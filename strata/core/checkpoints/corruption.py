@@ -118,7 +118,7 @@ def is_whole(job: JobView, record: CheckpointRecord) -> bool:
     return not lost and not has_open_report(job, record)
 
 
-def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
+def report_texts(job: JobView, record: CheckpointRecord) -> Iterator[str]:
     """Yield a sentence for each report on a copy that is not CORRUPT yet; each sentence begins with "host on tier"."""
     for name in present_on(record):
         for entry in _about(job, record, name):

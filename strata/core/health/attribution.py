@@ -111,22 +111,22 @@ class Blame:
     """Whether any rank has stood still long enough for a stall."""
 
 
-NOBODY: Final = Blame(ranks={})
+NO_BLAME: Final = Blame(ranks={})
 
 
 def blame(reports: Sequence[RankReport]) -> Blame:
     """Return the ranks that hold up the others at this moment."""
     standing = [each for each in reports if each.silent or (each.reported_late and each.located)]
     if all(each.silent for each in standing):
-        return NOBODY
+        return NO_BLAME
     is_stall = any(each.stalled_ms > 0 for each in standing)
     if len(standing) < len(reports) and all(each.held_up and not each.silent for each in standing):
-        return NOBODY  # they wait for a rank that still moves: that rank evaluates, or writes
+        return NO_BLAME  # they wait for a rank that still moves: that rank evaluates, or writes
     named, _how = suspects(standing)
     blamed = {each.rank: _cause(each) for each in standing if each.rank in named}
     others = [each for each in standing if each.rank not in blamed]
     if not is_stall and not _evident(blamed, others, len(reports)):
-        return NOBODY
+        return NO_BLAME
     return Blame(ranks=blamed, others=tuple(sorted(each.rank for each in others)), is_stall=is_stall)
 
 

@@ -94,32 +94,32 @@ def kind_of(phase: str) -> str:
 class RankPace:
     """The reports of one rank in one generation, and its usual durations. All times are arguments."""
 
-    __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "last_step_s", "phase", "step")
+    __slots__ = ("_durations", "_entered_s", "_moved_s", "_has_report", "last_step_s", "phase", "step")
 
     def __init__(self) -> None:
         self.step = 0
         self.phase = ""
-        self._said = False
+        self._has_report = False
         self._moved_s = 0.0
         self._entered_s = 0.0
         self.last_step_s: float | None = None
         """The duration of the last step, as far as it could be measured."""
         self._durations: dict[str, deque[float]] = {}
 
-    def hear(self, step: int, phase: str, now_s: float) -> bool:
+    def observe(self, step: int, phase: str, now_s: float) -> bool:
         """Record the rank's step and phase as of `now_s`; return whether the rank moved."""
-        if self._said and (step, phase) == (self.step, self.phase):
+        if self._has_report and (step, phase) == (self.step, self.phase):
             return False
         before, now = kind_of(self.phase), kind_of(phase)
-        if self._said:
+        if self._has_report:
             if before == now == STEP and step > self.step:
                 self.last_step_s = max(0.0, now_s - self._moved_s) / (step - self.step)
                 self._note(STEP, self.last_step_s)
             elif before not in {STEP, now}:
                 self._note(before, max(0.0, now_s - self._entered_s))
-        if before != now or not self._said:
+        if before != now or not self._has_report:
             self._entered_s = now_s
-        self.step, self.phase, self._moved_s, self._said = step, phase, now_s, True
+        self.step, self.phase, self._moved_s, self._has_report = step, phase, now_s, True
         return True
 
     def forgive(self, seconds: float) -> None:
@@ -141,13 +141,13 @@ class RankPace:
 
         Lateness is no stall yet, and no fault: others may hold the rank up. Without a usual duration no rank is late.
         """
-        usual_s = self.usual_s(kind_of(self.phase)) if self._said else None
+        usual_s = self.usual_s(kind_of(self.phase)) if self._has_report else None
         still_s = now_s - self._moved_s
         return still_s if usual_s is not None and still_s > late_after_s(usual_s) else None
 
     def stall(self, now_s: float, limits: StallLimits) -> Stall | None:
         """Return the rank's stall at `now_s`, or None while it may still be working."""
-        if not self._said:
+        if not self._has_report:
             return None
         kind = kind_of(self.phase)
         limit_s, why = limits.limit_s(kind, self.usual_s(kind))

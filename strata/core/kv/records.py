@@ -272,7 +272,7 @@ class WorldHead:
     `epoch` and `generation` name the folder of its members' chunks. `no_progress`: how many generations in a row,
     up to the previous one, a failure ended before they committed a checkpoint. `failures`: how many generations a
     failure ended. `began`: an earlier generation may have made a step, because no failure ended it in its first
-    seconds. `asked`: requests to leave, to members of earlier generations that are still registered. `spent`:
+    seconds. `leave_requests`: requests to leave, to members of earlier generations that are still registered. `spent`:
     members that cannot restart. `newcomers`: members on trial.
     """
 
@@ -286,7 +286,7 @@ class WorldHead:
     no_progress: int = 0
     failures: int = 0
     began: bool = False
-    asked: tuple[LeaveRequest, ...] = ()
+    leave_requests: tuple[LeaveRequest, ...] = ()
     spent: tuple[Spent, ...] = ()
     newcomers: tuple[Newcomer, ...] = ()
 

@@ -31,10 +31,12 @@ def delay_s(newcomer: Newcomer) -> float:
     return min(MOST_S, FIRST_S * 2 ** (min(newcomer.crashes, 32) - 1)) if newcomer.crashes else 0.0
 
 
-def kept_out(newcomers: Iterable[Newcomer], asked_s: Mapping[int, float]) -> frozenset[str]:
-    """Return the newcomers that get no place yet; `asked_s`: how long the leader has known of each failure."""
+def kept_out(newcomers: Iterable[Newcomer], request_ages_s: Mapping[int, float]) -> frozenset[str]:
+    """Return the newcomers that get no place yet; `request_ages_s`: how long the leader has known of each failure."""
     return frozenset(
-        one.worker for one in newcomers if one.crashes and asked_s.get(one.revision, 0.0) < delay_s(one)
+        one.worker
+        for one in newcomers
+        if one.crashes and request_ages_s.get(one.revision, 0.0) < delay_s(one)
     )
 
 

@@ -22,14 +22,16 @@ If it is still registered then, it had not begun to train: it missed the outcome
 """
 
 
-def spent(job: JobView, here: Mapping[str, Entry[Worker]], asked_s: Mapping[int, float]) -> tuple[Spent, ...]:
+def spent(
+    job: JobView, here: Mapping[str, Entry[Worker]], request_ages_s: Mapping[int, float]
+) -> tuple[Spent, ...]:
     """Return the registered members that cannot restart and were in a generation that had begun.
 
-    `asked_s`: how long the leader has known of the head, by its revision.
+    `request_ages_s`: how long the leader has known of the head, by its revision.
     """
     head, world = job.head(), job.world()
     known: list[Spent | Member] = []
-    if head is not None and asked_s.get(head.mod_revision, 0.0) < SPENT_S:
+    if head is not None and request_ages_s.get(head.mod_revision, 0.0) < SPENT_S:
         known += head.record.spent
     if head is not None and world is not None and job.met(BEGIN_BARRIER, head.record.generation):
         known += world.members

@@ -58,7 +58,7 @@ class CatalogChanges:
 
     adopted: list[tuple[int, int]] = field(default_factory=list)
     aborted: list[tuple[int, int]] = field(default_factory=list)
-    gone: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
     corrupt: list[tuple[int, int]] = field(default_factory=list)
     fewer_copies: list[tuple[int, int]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -385,11 +385,11 @@ class Catalog:
             return
         if states <= {TierState.REMOVED} and not self._is_kept(judged):
             self.forget(judged)
-            self.changes.gone.append(slot)
+            self.changes.lost.append(slot)
             return
         if states <= _GOING and TierState.DELETING in states and not self._is_kept(judged):
             self._put(dataclasses.replace(judged, state=CheckpointState.DELETING))
-            self.changes.gone.append(slot)
+            self.changes.lost.append(slot)
             return
         if before.state is CheckpointState.CORRUPT:
             return

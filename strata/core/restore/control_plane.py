@@ -336,7 +336,7 @@ class _Job:
     ) -> Latest | None:
         """Return the old `latest` if its checkpoint stays as CORRUPT, so that no world begins without a checkpoint."""
         if lost is not None:
-            catalog.changes.gone.remove((lost.step, lost.generation))
+            catalog.changes.lost.remove((lost.step, lost.generation))
             catalog.mark_corrupt(lost, "nothing of it is there, and no other checkpoint is left")
             return before
         record = catalog.records.get((before.step, before.record_generation))

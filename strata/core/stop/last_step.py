@@ -135,7 +135,9 @@ class Agreement:
         """Decide the step if every rank answered "ok", else go on to the next round, and `decision` stays None."""
         answers = _decoded(_ANSWER, brought, ranks=ranks, round_=self.round, fields=3)
         if len({(step, verdict) for step, _, verdict in answers.values()}) != 1:
-            raise Refused(f"ranks answer for different steps in round {self.round}: {answers}", hint=_ALIKE)
+            raise Refused(
+                f"ranks answer for different steps in round {self.round}: {answers}", hint=_SAME_VERSION
+            )
         if all(ok for _, ok, _ in answers.values()):
             return replace(self, hold=None, decision=self.offer)
         return replace(self, hold=None, offer=None, round=self.round + 1)
@@ -192,18 +194,18 @@ def _decoded(
     """Return every rank's numbers; `Refused` unless all ranks sent a payload for this meeting."""
     missing = [rank for rank in range(ranks) if rank not in brought]
     if missing:
-        raise Refused(f"ranks {missing[:8]} sent nothing to the agreement on a step", hint=_ALIKE)
+        raise Refused(f"ranks {missing[:8]} sent nothing to the agreement on a step", hint=_SAME_VERSION)
     return {rank: _numbers(kind, rank, payload, round_, fields) for rank, payload in brought.items()}
 
 
 def _numbers(kind: str, rank: int, payload: bytes, round_: int, fields: int) -> list[int]:
     body = _body(payload)
     if body is None or body[1:3] != [kind, round_] or len(body) != 3 + fields:
-        raise Refused(f"rank {rank} sent {payload[:80]!r} to round {round_} of the stop", hint=_ALIKE)
+        raise Refused(f"rank {rank} sent {payload[:80]!r} to round {round_} of the stop", hint=_SAME_VERSION)
     numbers: list[int] = body[3:]
     if not all(type(number) is int and number >= NO_LIMIT for number in numbers):
-        raise InvalidArgument(f"rank {rank} sent {payload[:80]!r} to the stop", hint=_ALIKE)
+        raise InvalidArgument(f"rank {rank} sent {payload[:80]!r} to the stop", hint=_SAME_VERSION)
     return numbers
 
 
-_ALIKE: Final = "all ranks must run the same version of Strata"
+_SAME_VERSION: Final = "all ranks must run the same version of Strata"

@@ -49,15 +49,15 @@ def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True)
     return Meaning.LEAVE if leaves else Meaning.STAY
 
 
-def is_wider(asked: StopNotice, held: StopNotice) -> bool:
-    """Return whether `asked` asks members to leave that `held` does not ask."""
-    if asked.action is held.action is StopAction.DRAIN:
-        return not set(asked.workers) <= set(held.workers)
-    return WIDTH[asked.action] > WIDTH[held.action]
+def is_wider(request: StopNotice, held: StopNotice) -> bool:
+    """Return whether `request` means members that `held` does not."""
+    if request.action is held.action is StopAction.DRAIN:
+        return not set(request.workers) <= set(held.workers)
+    return WIDTH[request.action] > WIDTH[held.action]
 
 
-def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
-    """Return one notice that covers both requests; `held` itself if it already covers `asked`.
+def merged(held: Entry[StopNotice], request: StopNotice) -> StopNotice:
+    """Return one notice that covers both requests; `held` itself if it already covers `request`.
 
     The result has the wider action, the shorter grace, and a pause if either has one. A DRAIN names the members of
     both, if these are not too many for one notice. If the action becomes wider, the notice applies to all members
@@ -65,17 +65,17 @@ def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
     under a drained name is a newcomer, whatever later requests add.
     """
     record = held.record
-    pause = record.pause or asked.pause
-    graces = [one.grace_ms for one in (record, asked) if one.has_deadline] or [record.grace_ms]
-    if WIDTH[asked.action] > WIDTH[record.action] or not record.has_deadline:
-        widest = asked if WIDTH[asked.action] > WIDTH[record.action] or asked.has_deadline else record
+    pause = record.pause or request.pause
+    graces = [one.grace_ms for one in (record, request) if one.has_deadline] or [record.grace_ms]
+    if WIDTH[request.action] > WIDTH[record.action] or not record.has_deadline:
+        widest = request if WIDTH[request.action] > WIDTH[record.action] or request.has_deadline else record
         return record if widest is record else replace(widest, grace_ms=min(graces), pause=pause)
     names, reason = record.workers, record.reason
-    if is_wider(asked, record):
-        names = tuple(sorted({*names, *asked.workers}))
+    if is_wider(request, record):
+        names = tuple(sorted({*names, *request.workers}))
         if len(names) > MAX_NAMED:
             return record
-        reason = reason if asked.reason in reason else cut(f"{reason}; {asked.reason}")
+        reason = reason if request.reason in reason else cut(f"{reason}; {request.reason}")
     wider = replace(record, grace_ms=min(graces), workers=names, reason=reason, pause=pause)
     return record if wider == record else replace(wider, since=meant_before(held))
 

@@ -51,7 +51,7 @@ SAVE_S: Final = 3600.0
 """Time to reach and commit the agreed step. Limit: a save, with an evaluation before it, must not take longer."""
 LATE_S: Final = 30.0
 """Extra time after a notice's grace, before the leader ends the generation in any case."""
-GONE_S: Final = 90.0
+LEAVE_EXPIRY_S: Final = 90.0
 """Time after the grace during which a member that was asked to leave, but is still registered, gets no place."""
 
 
@@ -85,31 +85,31 @@ def leave_requests(job: JobView) -> tuple[LeaveRequest, ...]:
         return ()
     notice = job.notice(head.record.generation)
     if notice is None or notice.record.action is StopAction.SCALE:
-        return head.record.asked
-    asked = LeaveRequest(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
-    return (*head.record.asked, asked)
+        return head.record.leave_requests
+    request = LeaveRequest(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
+    return (*head.record.leave_requests, request)
 
 
-def means(asked: LeaveRequest, worker: str, incarnation: int) -> bool:
+def means(request: LeaveRequest, worker: str, incarnation: int) -> bool:
     """Return whether this incarnation of `worker` was asked to leave."""
-    return meaning(asked.notice, worker, came_before=incarnation < asked.revision) is Meaning.LEAVE
+    return meaning(request.notice, worker, came_before=incarnation < request.revision) is Meaning.LEAVE
 
 
-def leave_notice(asked: Iterable[LeaveRequest], worker: str, incarnation: int) -> StopNotice | None:
+def leave_notice(pending: Iterable[LeaveRequest], worker: str, incarnation: int) -> StopNotice | None:
     """Return the newest notice that asks this incarnation of `worker` to leave, or None."""
-    found = [one for one in asked if means(one, worker, incarnation)]
+    found = [one for one in pending if means(one, worker, incarnation)]
     return max(found, key=lambda one: one.revision).notice if found else None
 
 
 def leaving(
-    asked: Iterable[LeaveRequest], workers: Iterable[Entry[Worker]], asked_s: Mapping[int, float]
+    pending: Iterable[LeaveRequest], workers: Iterable[Entry[Worker]], request_ages_s: Mapping[int, float]
 ) -> frozenset[str]:
     """Return the registered workers that get no place, because they were asked to leave.
 
-    `asked_s`: how long the caller has known of each request, by the request's revision. A request expires `GONE_S`
+    `request_ages_s`: how long the caller has known of each request, by the request's revision. A request expires `LEAVE_EXPIRY_S`
     after its grace: members that have not left by then train again, instead of waiting for ever.
     """
-    counts = remembered(asked, asked_s)
+    counts = remembered(pending, request_ages_s)
     if not counts:
         return frozenset()
     return frozenset(
@@ -119,9 +119,13 @@ def leaving(
     )
 
 
-def remembered(asked: Iterable[LeaveRequest], asked_s: Mapping[int, float]) -> tuple[LeaveRequest, ...]:
+def remembered(
+    pending: Iterable[LeaveRequest], request_ages_s: Mapping[int, float]
+) -> tuple[LeaveRequest, ...]:
     """Return the requests to leave that have not expired."""
-    return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.written, 0.0), GONE_S))
+    return tuple(
+        one for one in pending if not _over(one.notice, request_ages_s.get(one.written, 0.0), LEAVE_EXPIRY_S)
+    )
 
 
 def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
@@ -129,12 +133,12 @@ def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
 
 
 def revisions(job: JobView) -> set[int]:
-    """Return the keys of `asked_s`: every revision whose age affects a plan."""
+    """Return the keys of `request_ages_s`: every revision whose age affects a plan."""
     head = job.head()
     if head is None:
         return set()
     notice = job.notice(head.record.generation)
-    found = {one.written for one in head.record.asked}
+    found = {one.written for one in head.record.leave_requests}
     if head.record.spent:
         found.add(head.mod_revision)
     if notice is not None:
@@ -144,19 +148,24 @@ def revisions(job: JobView) -> set[int]:
     return found | {one.revision for one in head.record.newcomers if one.revision}
 
 
-def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
+def next_deadline_s(job: JobView, request_ages_s: Mapping[int, float]) -> float | None:
     """Return the seconds until the age of some request next changes the plan, or None."""
     head = job.head()
     if head is None:
         return None
-    left = [one.notice.grace_ms / 1000 + GONE_S - asked_s.get(one.written, 0.0) for one in head.record.asked]
+    left = [
+        one.notice.grace_ms / 1000 + LEAVE_EXPIRY_S - request_ages_s.get(one.written, 0.0)
+        for one in head.record.leave_requests
+    ]
     notice = job.notice(head.record.generation)
     if notice is not None:
-        limits = time_over_s(job, notice, asked_s)
-        left += [limits, limits + GONE_S - LATE_S]
-    left += [delay_s(one) - asked_s.get(one.revision, 0.0) for one in head.record.newcomers if one.revision]
+        limits = time_over_s(job, notice, request_ages_s)
+        left += [limits, limits + LEAVE_EXPIRY_S - LATE_S]
+    left += [
+        delay_s(one) - request_ages_s.get(one.revision, 0.0) for one in head.record.newcomers if one.revision
+    ]
     if head.record.spent:
-        left.append(SPENT_S - asked_s.get(head.mod_revision, 0.0))
+        left.append(SPENT_S - request_ages_s.get(head.mod_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
 
 
@@ -183,7 +192,7 @@ def _stop_outcome(job: JobView, generation: int) -> Entry[BarrierOutcome] | None
 
 
 def generation_over(
-    job: JobView, notice: Entry[StopNotice], world: World, asked_s: Mapping[int, float]
+    job: JobView, notice: Entry[StopNotice], world: World, request_ages_s: Mapping[int, float]
 ) -> str | None:
     """Return why a generation with a notice ends although not all its ranks have stopped; None while it goes on."""
     generation, record = world.head.generation, notice.record
@@ -192,7 +201,7 @@ def generation_over(
     if record.has_deadline and not record.grace_ms:
         return "at once"
     common = common_step(job, generation, ranks=world.head.size)
-    over = time_over_s(job, notice, asked_s) <= 0
+    over = time_over_s(job, notice, request_ages_s) <= 0
     if common is not None and not common.save:
         # an earlier save may still commit, but a new world would abort it
         return f"without a save: {common.verdict.sentence}" if over or not _saving(job, generation) else None
@@ -216,12 +225,12 @@ def _saving(job: JobView, generation: int) -> bool:
     )
 
 
-def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> float:
-    """Return the seconds until the leader stops waiting for the ranks to stop; `asked_s` is as in `leaving`."""
+def time_over_s(job: JobView, notice: Entry[StopNotice], request_ages_s: Mapping[int, float]) -> float:
+    """Return the seconds until the leader stops waiting for the ranks to stop; `request_ages_s` is as in `leaving`."""
     record = notice.record
     grace_s = record.grace_ms / 1000
     if record.has_deadline:
-        return grace_s + LATE_S - asked_s.get(notice.mod_revision, 0.0)
+        return grace_s + LATE_S - request_ages_s.get(notice.mod_revision, 0.0)
     world = job.world()
     outcome = None if world is None else _stop_outcome(job, world.head.generation)
     if (
@@ -229,8 +238,8 @@ def time_over_s(job: JobView, notice: Entry[StopNotice], asked_s: Mapping[int, f
         or outcome is None
         or common_step(job, world.head.generation, ranks=world.head.size) is None
     ):
-        return grace_s - asked_s.get(notice.mod_revision, 0.0)
-    return SAVE_S - asked_s.get(outcome.mod_revision, 0.0)
+        return grace_s - request_ages_s.get(notice.mod_revision, 0.0)
+    return SAVE_S - request_ages_s.get(outcome.mod_revision, 0.0)
 
 
 def act(notice: StopNotice) -> str:

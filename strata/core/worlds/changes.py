@@ -93,22 +93,22 @@ class Change:
 class Situation:
     """The facts behind one plan, read once from one view.
 
-    `asked_s`: for each request to leave, by the request's revision, how many seconds the leader has known of it.
+    `request_ages_s`: for each request to leave, by the request's revision, how many seconds the leader has known of it.
     """
 
-    def __init__(self, job: JobView, spec: JobSpec, asked_s: Mapping[int, float]) -> None:
+    def __init__(self, job: JobView, spec: JobSpec, request_ages_s: Mapping[int, float]) -> None:
         self.job = job
         self.spec = spec
-        self.asked_s = asked_s
+        self.request_ages_s = request_ages_s
         self.head = job.head()
         self.world: World | None = job.world()
         self.active: World | None = requests.active_world(job)
         self.resumed = requests.resumed(job)
         self.latest = job.latest()
-        self.asked = requests.leave_requests(job)
+        self.leave_requests = requests.leave_requests(job)
         self.registered = {w.name: w for w in job.workers()}
-        self.leaving = requests.leaving(self.asked, self.registered.values(), asked_s)
-        self.spent = spent(job, self.registered, asked_s)
+        self.leaving = requests.leaving(self.leave_requests, self.registered.values(), request_ages_s)
+        self.spent = spent(job, self.registered, request_ages_s)
         departing = self.leaving | {one.worker for one in self.spent}
         self.present: dict[str, Entry[Worker]] = {
             name: worker for name, worker in self.registered.items() if name not in departing
@@ -164,11 +164,11 @@ class Situation:
         lost = any(not self.alive(member) for member in members)
         return bool(failed) and not lost and all(one.early for one in failed.values())
 
-    def still_asked(self) -> tuple[LeaveRequest, ...]:
+    def pending_leave_requests(self) -> tuple[LeaveRequest, ...]:
         """Return the requests to leave that the next head must carry: those whose members are still registered."""
         return tuple(
             one
-            for one in requests.remembered(self.asked, self.asked_s)
+            for one in requests.remembered(self.leave_requests, self.request_ages_s)
             if any(requests.means(one, w.name, w.create_revision) for w in self.registered.values())
         )
 
@@ -228,7 +228,7 @@ class Situation:
         if world.head.members > spec.max_workers:
             return self._scaled(f"the job takes {spec.max_workers} members now")
         here = {member.worker for member in world.members if self.alive(member)}
-        waiting = newcomers.kept_out(world.head.newcomers, self.asked_s)
+        waiting = newcomers.kept_out(world.head.newcomers, self.request_ages_s)
         new = len(self.present.keys() - here - waiting)
         grows = new > 0 and world.head.members < spec.max_workers
         if (why := self._elsewhere(world)) is not None:
@@ -290,7 +290,7 @@ class Situation:
             if self.alive(member) or all(rank in ended for rank in member.ranks):
                 continue
             how = "was replaced" if member.worker in self.registered else "is gone"
-            if requests.leave_notice(self.asked, member.worker, member.incarnation) is not None:
+            if requests.leave_notice(self.leave_requests, member.worker, member.incarnation) is not None:
                 left.append(f"{member.worker} {how}, as requested")
             else:
                 found.append(f"{member.worker} {how}")
@@ -317,7 +317,7 @@ class Situation:
 
     def placeable(self, *, failure: bool) -> dict[str, Entry[Worker]]:
         """Return the candidates for a next world; members that failed on trial are left out if enough others remain."""
-        waiting = newcomers.kept_out(self.next_newcomers((), failure=failure), self.asked_s)
+        waiting = newcomers.kept_out(self.next_newcomers((), failure=failure), self.request_ages_s)
         rest = {name: worker for name, worker in self.present.items() if name not in waiting}
         return rest if len(rest) >= self.spec.min_workers else self.present
 
@@ -373,15 +373,15 @@ class Situation:
     ) -> Change | None:
         """Return what follows a generation that a notice asks to stop; None while the leader waits for it."""
         record = notice.record
-        asked = [m for m in world.members if meaning(record, m.worker) is Meaning.LEAVE] or world.members
-        ranks = {rank for member in asked for rank in member.ranks}
+        leaving = [m for m in world.members if meaning(record, m.worker) is Meaning.LEAVE] or world.members
+        ranks = {rank for member in leaving for rank in member.ranks}
         if ranks <= done:
             return None  # the ranks finished before they stopped
         why = record.reason if not record.has_deadline else f"{_ACTS[requests.act(record)]}: {record.reason}"
         names = ", ".join(record.workers[:_NAMED])
         why = f"{names} {why}" if names else why
         if not ranks <= ended:
-            over = requests.generation_over(self.job, notice, world, self.asked_s)
+            over = requests.generation_over(self.job, notice, world, self.request_ages_s)
             if over is None:
                 return None
             why = f"{why}; {over}"

@@ -70,12 +70,12 @@ def plan_world(
     keys: ClusterKeys,
     epoch: int,
     settled: bool,
-    asked_s: Mapping[int, float],
+    request_ages_s: Mapping[int, float],
     now_unix_ms: int,
 ) -> WorldPlan:
     """Return the next writes of the leader of `epoch` for this job.
 
-    `settled`: the set of registered members has not changed for the spec's `settle_s`. `asked_s`: for each revision
+    `settled`: the set of registered members has not changed for the spec's `settle_s`. `request_ages_s`: for each revision
     in `requests.revisions`, how many seconds this leader has known of it. `now_unix_ms` is only for display.
     """
     spec, name, phase = job.spec(), job.keys.name, job.phase()
@@ -83,16 +83,16 @@ def plan_world(
         return WorldPlan(reason=f"job {name} does not exist")
     if phase in {Phase.DONE, Phase.FAILED}:
         return WorldPlan(reason=f"job {name} is {phase.value}")
-    situation = Situation(job, spec.record, asked_s)
+    situation = Situation(job, spec.record, request_ages_s)
     return _Planner(situation, job, keys, epoch, now_unix_ms).plan(settled=settled)
 
 
-def needs_settling(job: JobView, asked_s: Mapping[int, float]) -> bool:
+def needs_settling(job: JobView, request_ages_s: Mapping[int, float]) -> bool:
     """Return whether a world waits only for the members to settle; the leader then starts a timer."""
     spec = job.spec()
     if spec is None or job.phase() is not Phase.RUNNING:
         return False
-    situation = Situation(job, spec.record, asked_s)
+    situation = Situation(job, spec.record, request_ages_s)
     return situation.change(settled=False) is None and situation.change(settled=True) is not None
 
 
@@ -111,7 +111,7 @@ class _Planner:
         if change is None:
             return self._keep()
         if change.save_first:
-            return self._ask_to_save(change.why)
+            return self._request_save(change.why)
         if change.phase is not Phase.DONE:
             open_records = tuple(
                 entry for entry in self.job.checkpoints() if entry.record.state is CheckpointState.OPEN
@@ -136,7 +136,7 @@ class _Planner:
             *(unchanged(key, view.mod_revision(key)) for key in read),
         ]
 
-    def _ask_to_save(self, why: str) -> WorldPlan:
+    def _request_save(self, why: str) -> WorldPlan:
         """Plan the notice that asks the current ranks to stop before a world of another size; then plan again."""
         generation = self.situation.generation
         notice = StopNotice(action=StopAction.SCALE, reason=_cut(why), grace_ms=requests.SCALE_MS)
@@ -195,7 +195,7 @@ class _Planner:
             no_progress=no_progress,
             failures=failures,
             began=began,
-            asked=situation.still_asked(),
+            leave_requests=situation.pending_leave_requests(),
             spent=situation.spent,
             newcomers=situation.next_newcomers(members, failure=change.failure),
         )
@@ -289,7 +289,7 @@ class _Planner:
             if situation.notice is not None:
                 reason += f", which have a stop request: {situation.notice.record.reason}"
         reason = f"{reason}; {why}" if why else reason
-        again_s = requests.next_deadline_s(self.job, situation.asked_s)
+        again_s = requests.next_deadline_s(self.job, situation.request_ages_s)
         operations, compares = self._standbys(world.members if world is not None else ())
         if operations:
             reason = f"{reason}; the standbys changed"

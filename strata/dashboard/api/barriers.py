@@ -59,7 +59,7 @@ def _open(source: Source, round_: OpenRound, table: model.Ranks | None) -> model
 
 def _missing(rank: int, table: model.Ranks | None) -> model.MissingRank:
     if table is None or rank >= table.size:
-        return model.MissingRank(rank=rank, worker_id="", host="", step=None, phase="", heard_ms=None)
+        return model.MissingRank(rank=rank, worker_id="", host="", step=None, phase="", last_seen_ms=None)
     worker = table.workers[table.worker[rank]] if table.worker[rank] >= 0 else None
     return model.MissingRank(
         rank=rank,
@@ -67,7 +67,7 @@ def _missing(rank: int, table: model.Ranks | None) -> model.MissingRank:
         host=worker.host if worker is not None else "",
         step=table.step[rank],
         phase=table.phases[table.phase[rank]],
-        heard_ms=table.heard_ms[rank],
+        last_seen_ms=table.last_seen_ms[rank],
     )
 
 

@@ -43,7 +43,7 @@ def ranks(source: Source, name: str) -> model.Ranks:
         step=tuple(None if each is None else each.step for each in by_rank),
         phases=tuple(phases),
         phase=tuple(index[each] for each in doing),
-        heard_ms=tuple(None if each is None else _age_ms(each, now_s) for each in by_rank),
+        last_seen_ms=tuple(None if each is None else _age_ms(each, now_s) for each in by_rank),
         stalled_ms=tuple(
             max(1, _age_ms(each, now_s)) if each is not None and each.stalled else 0 for each in by_rank
         ),
@@ -73,7 +73,7 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
         host=entry.record.host if entry is not None else "",
         step=report.step if report is not None else None,
         phase=report.phase if report is not None else "",
-        heard_ms=_age_ms(report, now_s) if report is not None else None,
+        last_seen_ms=_age_ms(report, now_s) if report is not None else None,
         stalled_ms=max(1, _age_ms(report, now_s)) if report is not None and report.stalled else 0,
         compute_us=_compute_us(report),
         median_compute_us=_median_us(report),
@@ -170,7 +170,7 @@ def _workers(
                 lost=entry is None and not over.issuperset(own),
                 done=over.issuperset(own),
                 leaving=leave_notice(notices, place.worker, place.incarnation) is not None,
-                heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
+                heartbeat_age_ms=_last_seen_ms(source, job, place.worker, place.incarnation, now_s),
             )
         )
     for (name, incarnation), entry in sorted(registered.items()):
@@ -185,14 +185,14 @@ def _workers(
                 standby=True,
                 lost=False,
                 leaving=leave_notice(notices, name, incarnation) is not None,
-                heartbeat_age_ms=_heard_ms(source, job, name, incarnation, now_s),
+                heartbeat_age_ms=_last_seen_ms(source, job, name, incarnation, now_s),
             )
         )
     return workers, owner
 
 
-def _heard_ms(source: Source, job: JobView, worker: str, incarnation: int, now_s: float) -> int | None:
-    at_s = source.soft.heard(job.keys.name, worker, incarnation)
+def _last_seen_ms(source: Source, job: JobView, worker: str, incarnation: int, now_s: float) -> int | None:
+    at_s = source.soft.last_seen(job.keys.name, worker, incarnation)
     return max(0, int(1000 * (now_s - at_s))) if at_s is not None else None
 
 

@@ -121,7 +121,7 @@ class Api:
                 receive,
                 sending,
                 find=find,
-                stays=scope.get("state", {}).get("stays", _as_others),
+                exempt=scope.get("state", {}).get("stays", _as_others),
                 end=scope.get("state", {}).get("end", _as_others),
                 review_s=self._authorizer.review_s,
                 longest_s=CERTIFIED_S if scope.get("state", {}).get("uris") else math.inf,
@@ -144,7 +144,7 @@ class _Asgi:
 
 
 def _as_others() -> None:
-    """Replace `stays` and `end`, with no effect, if another server runs the application and limits its connections."""
+    """Replace `exempt` and `end`, with no effect, if another server runs the application and limits its connections."""
 
 
 async def _schema(_request: Request, _identity: Identity | None) -> bytes:

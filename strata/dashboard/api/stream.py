@@ -113,7 +113,7 @@ class Streams:
         send: Send,
         *,
         find: Callable[[str], Resource],
-        stays: Callable[[], None],
+        exempt: Callable[[], None],
         end: Callable[[], None],
         review_s: float,
         longest_s: float = math.inf,
@@ -121,7 +121,7 @@ class Streams:
         """Serve one stream, for at most `longest_s`.
 
         `find` returns the resource if the caller may read it, else raises the refusal; it is called again every
-        `review_s`. `stays` exempts this connection from the server's limit on lifetimes; `end` resets the connection
+        `review_s`. `exempt` exempts this connection from the server's limit on lifetimes; `end` resets the connection
         immediately.
         """
         paths = [_Watched(path) for path in self.watched(scope)]
@@ -136,7 +136,7 @@ class Streams:
         disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         self.open[address] += 1
         try:
-            stays()
+            exempt()
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
             await self._send_all(paths, send, disconnected, find, review_s, longest_s)
         except TimeoutError:

@@ -26,7 +26,7 @@ _STEP: Final = re.compile(
 
 DCP_VERSION: Final[str | None] = getattr(filesystem, "CURRENT_DCP_VERSION", None)
 """The version that torch's own writer puts into DCP's metadata, None if this torch has none."""
-BORROWED_ASK_AGAIN_S: Final = 0.2
+BORROWED_RETRY_S: Final = 0.2
 """How often a process without pushed updates polls whether its save is committed."""
 
 
@@ -43,8 +43,8 @@ def opened(config: CheckpointManagerConfig, port: SessionPort | None, *, ranks: 
     """Open the storage root for one rank of `ranks`."""
     if config.replica_path is not None:
         raise ConfigError("a second storage is for CheckpointManager", hint="leave replica_path out")
-    ask_again_s = BORROWED_ASK_AGAIN_S if isinstance(port, BorrowedPort) else None
-    return OpenRoot(config, port, ranks=ranks, ask_again_s=ask_again_s)
+    retry_s = BORROWED_RETRY_S if isinstance(port, BorrowedPort) else None
+    return OpenRoot(config, port, ranks=ranks, retry_s=retry_s)
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:

@@ -40,7 +40,7 @@ from strata.checkpoint.catalog.local import LocalCatalog
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.format.manifest import RankManifest
 from strata.checkpoint.format.marker import read_manifest, read_rank_manifests
-from strata.checkpoint.restore.assembling import Assembler, Take, Wish
+from strata.checkpoint.restore.assembling import Assembler, RequestedTensor, Take
 from strata.checkpoint.restore.global_tensors import GlobalTensor, Piece, global_tensors
 from strata.checkpoint.save.sharding import Box
 from strata.checkpoint.snapshot.memory import Arena
@@ -175,7 +175,7 @@ class StrataReader(StorageReader):
         log.info("step %d was found here, and all ranks load step %d", found.checkpoint.step, chosen.step)
         load.keep(chosen)
         self._found = self._open(load, chosen)
-        _check_alike(plan.items, found, self._found)
+        _check_same_layout(plan.items, found, self._found)
         return self._found
 
     def _read(self, load: _Load, found: _Found, plan: LoadPlan, planner: LoadPlanner) -> None:
@@ -228,7 +228,7 @@ class _Load:
         """Release everything, without waiting."""
         if self._key is not None:
             self._key.stop()
-        self.root.let_go()
+        self.root.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ class Item:
             properties=TensorProperties(dtype=dtype), size=torch.Size(self.tensor.shape), chunks=chunks
         )
 
-    def wish(self, item: ReadItem) -> Wish:
+    def requested(self, item: ReadItem) -> RequestedTensor:
         """Return the read request for a planner's item, all of whose bytes are in one saved chunk."""
         tensor = self.tensor
         assert tensor is not None, "not plain"
@@ -280,7 +280,9 @@ class Item:
             piece = self._piece(item)
             box = Box(tuple(item.storage_offsets), tuple(item.lengths))
         take = Take(rank=piece.rank, name=piece.name, source=box, into=Box.whole(box.shape))
-        return Wish(shape=box.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=(take,))
+        return RequestedTensor(
+            shape=box.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=(take,)
+        )
 
     def _piece(self, item: ReadItem) -> Piece:
         assert self.tensor is not None, "not plain"
@@ -345,7 +347,7 @@ def _holds_tensors(tree: Json) -> bool:
     return "d" in tree or any(_holds_tensors(part) for _, part in parts)
 
 
-def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> None:
+def _check_same_layout(items: Sequence[ReadItem], planned: _Found, found: _Found) -> None:
     """Raise `CheckpointError` unless a plan made for the checkpoint `planned` also applies to `found`."""
     for item in items:
         fqn = item.storage_index.fqn
@@ -361,12 +363,12 @@ def _read_batch(
     found: _Found, batch: Sequence[ReadItem], arena: Arena, _: Storage
 ) -> Mapping[int, memoryview]:
     """Return the bytes of the items of a batch, without plain ones, by the item's number."""
-    wishes = {
-        number: found.items[item.storage_index.fqn].wish(item)
+    requests = {
+        number: found.items[item.storage_index.fqn].requested(item)
         for number, item in enumerate(batch)
         if not found.items[item.storage_index.fqn].is_plain
     }
-    return found.assembler.read(wishes, arena=arena)
+    return found.assembler.read(requests, arena=arena)
 
 
 def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem]]:
@@ -375,7 +377,7 @@ def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem
     for item in items:
         batch.append(item)
         known = found.items[item.storage_index.fqn]
-        size_bytes += 0 if known.is_plain else known.wish(item).size_bytes
+        size_bytes += 0 if known.is_plain else known.requested(item).size_bytes
         if size_bytes >= BATCH_BYTES:
             yield batch
             batch, size_bytes = [], 0

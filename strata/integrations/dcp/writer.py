@@ -251,7 +251,7 @@ class StrataWriter(StorageWriter):
         if self._root is None:
             root = opened(self.config, self._port, ranks=ranks)
             root.claim()
-            self._root, self._end = root, weakref.finalize(self, root.let_go)
+            self._root, self._end = root, weakref.finalize(self, root.release)
         if self._root.catalog.world_size != ranks:
             raise ConfigError(
                 f"DCP's group has {ranks} ranks, and {self._root.catalog.world_size} save together",

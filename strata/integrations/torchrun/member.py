@@ -17,7 +17,7 @@ from typing import Final
 
 from strata.agent import agent_state
 from strata.agent.environment import OURS, Place, rank_environment
-from strata.agent.notices import LATE_S, LEAVE_S, asked_to_leave
+from strata.agent.notices import LATE_S, LEAVE_S, notice_for_member
 from strata.config.run import PROCESS
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import JobFailed, Refused, Unavailable
@@ -82,14 +82,14 @@ class AgentMember:
     def must_restart(self) -> bool:
         """Whether the agent must end the workers now; leaving workers get `LEAVE_S` first. Any thread; never blocks."""
         leaves = (
-            self.asked_to_leave is not None and self.supports_graceful_stop and self._session.error is None
+            self.notice_for_member is not None and self.supports_graceful_stop and self._session.error is None
         )
         return self.outdated and not (leaves and time.monotonic() < self._over_s + LEAVE_S)
 
     @property
     def closed(self) -> bool:
         """Whether the job has ended, or this agent must leave it. Any thread; never blocks."""
-        if isinstance(self._session.error, JobFailed | Refused) or self.asked_to_leave is not None:
+        if isinstance(self._session.error, JobFailed | Refused) or self.notice_for_member is not None:
             return True
         update = self._session.world
         return update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}
@@ -101,9 +101,9 @@ class AgentMember:
         return update is not None and not update.world.forming and not update.HasField("place")
 
     @property
-    def asked_to_leave(self) -> StopNotice | None:
+    def notice_for_member(self) -> StopNotice | None:
         """The notice that makes this agent leave, or None. Any thread; never blocks."""
-        return asked_to_leave(self._session.world, self._settings.worker_id)
+        return notice_for_member(self._session.world, self._settings.worker_id)
 
     @property
     def supports_graceful_stop(self) -> bool:
@@ -184,7 +184,7 @@ class AgentMember:
         `failure` is the reason if torchrun gives up. If a notice made the workers stop, this sets `stopped`.
         """
         if failure is not None and self.place is not None:
-            self.stopped = self._has_stopped(failure) or self.asked_to_leave is not None
+            self.stopped = self._has_stopped(failure) or self.notice_for_member is not None
             if not self.outdated:
                 self._report_end(self.place, failure)
         self.release()
@@ -288,7 +288,7 @@ class AgentMember:
         self._session.agent.reports.report(generation, failure.rank, failure.code, reason)
 
     def _check_must_leave(self) -> None:
-        if (notice := self.asked_to_leave) is not None:
+        if (notice := self.notice_for_member) is not None:
             raise Preempted(
                 f"{self._settings.worker_id} is requested to leave job {self._settings.run_id}: {notice.reason}"
             )

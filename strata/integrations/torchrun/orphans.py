@@ -25,8 +25,8 @@ _BYE_S = 5.0
 _ROUNDS = 100
 _ROUND_S = 0.05
 """The pause between two rounds. A process may fork during a search; a later round finds its child."""
-_LOOKS = 100
-_LOOK_S = 0.001
+_POLLS = 100
+_POLL_S = 0.001
 """The pause between two looks at a process in the middle of exec, which has no environment yet. A process that is
 stopped in exec is skipped after `_LOOKS` looks."""
 _START_CODE = 26
@@ -94,7 +94,7 @@ def environment(pid: int) -> bytes:
     that has ended, or for another user's.
     """
     folder = Path(f"/proc/{pid}")
-    for _ in range(_LOOKS):
+    for _ in range(_POLLS):
         if found := (folder / "environ").read_bytes():
             return found
         (folder / "exe").readlink()  # a kernel thread and a zombie have none
@@ -102,7 +102,7 @@ def environment(pid: int) -> bytes:
             return (
                 folder / "environ"
             ).read_bytes()  # exec may have ended between the two reads; else truly empty
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return b""
 
 

@@ -25,10 +25,10 @@ log = get_logger()
 
 
 class AgentSignals:
-    """Calls `asked(name)` for the first signal in a generation; `give_up` hands that signal to torchrun."""
+    """Calls `on_signal(name)` for the first signal in a generation; `give_up` hands that signal to torchrun."""
 
-    def __init__(self, asked: Callable[[str], None]) -> None:
-        self._asked = asked
+    def __init__(self, on_signal: Callable[[str], None]) -> None:
+        self._on_signal = on_signal
         self._before: dict[int, Any] = {}
         self._received: set[int] = set()
         self._given_up = False
@@ -68,4 +68,4 @@ class AgentSignals:
         if self._given_up or not (first or warned):
             self._before[signal.SIGTERM](signal.SIGTERM, frame)
         elif first:
-            self._asked(signal.Signals(number).name)
+            self._on_signal(signal.Signals(number).name)

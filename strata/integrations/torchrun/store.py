@@ -31,8 +31,8 @@ PARTED: Final = "strata/parted"
 """The key that counts the agents that have read that all have arrived."""
 PART_S: Final = 2.0
 """How long the agent that hosts the store waits for the others: some may have ended already."""
-LOOK_S: Final = 0.2
-PART_LOOK_S: Final = 0.02
+POLL_S: Final = 0.2
+PART_POLL_S: Final = 0.02
 
 
 class AgentStore(PrefixStore):
@@ -96,9 +96,9 @@ class AgentStore(PrefixStore):
         while not self.check(awaited):
             if left_s <= 0:
                 raise DistStoreError(f"{', '.join(awaited)} did not arrive in time")
-            if self._ended_within(min(LOOK_S, left_s)):
+            if self._ended_within(min(POLL_S, left_s)):
                 raise DistStoreError(f"generation {self._place.generation} has ended")
-            left_s -= LOOK_S
+            left_s -= POLL_S
         if any(key.startswith(EXIT_BARRIER) for key in awaited):
             self._part()
 
@@ -110,7 +110,7 @@ class AgentStore(PrefixStore):
             return
         others, until = self._place.world.members - 1, time.monotonic() + PART_S
         while super().add(PARTED, 0) < others and time.monotonic() < until:
-            time.sleep(PART_LOOK_S)
+            time.sleep(PART_POLL_S)
 
     def _check(self, value: bytes | str) -> None:
         """Raise `ConfigError` if the agent runs another number of workers than it registered with."""

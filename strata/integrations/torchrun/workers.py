@@ -87,7 +87,7 @@ class Workers:
         self.stopped.add(rank)
         self.lasting.pop(rank, None)
 
-    def may_ask_to_stop(self) -> bool:
+    def may_request_stop(self) -> bool:
         """Return whether all workers that attached in this generation are still alive.
 
         If one worker of a node has failed, torchrun ends the others by SIGTERM. Workers that support graceful stop take

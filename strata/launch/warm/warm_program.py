@@ -145,9 +145,9 @@ def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
 
     try:
         lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-        said = [line.strip() for line in lines if line.strip(" ^~")]
+        kept = [line.strip() for line in lines if line.strip(" ^~")]
         with open(_exit_message[0], "w", errors="replace") as file:  # noqa: PTH123
-            file.write("\n".join(said[-LAST_LINES:]))
+            file.write("\n".join(kept[-LAST_LINES:]))
     except Exception:  # noqa: BLE001, S110  # the traceback itself matters more, and is shown
         pass
 

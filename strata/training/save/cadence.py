@@ -108,9 +108,9 @@ def time_between_failures(*, failures: int, began_s: float, now_s: float) -> flo
     return (max(0.0, now_s - began_s) + PRIOR_S) / (failures + 1)
 
 
-def agreed(told: Mapping[int, bytes]) -> Pace:
+def agreed(payloads: Mapping[int, bytes]) -> Pace:
     """Merge the ranks' barrier payloads into one pace, the same on every rank."""
-    paces = [_read(rank, payload) for rank, payload in sorted(told.items())]
+    paces = [_read(rank, payload) for rank, payload in sorted(payloads.items())]
     if not paces:
         return Pace()
     return Pace(
@@ -123,8 +123,8 @@ def agreed(told: Mapping[int, bytes]) -> Pace:
 
 def payload_of(pace: Pace, **more: Any) -> bytes:
     """Return a rank's barrier payload: its pace, and the entries of `more`; short, for large worlds."""
-    told = {name: float(f"{value:.6g}") for name, value in asdict(pace).items()}
-    return json.dumps({**told, **more}, allow_nan=False, separators=(",", ":")).encode()
+    payloads = {name: float(f"{value:.6g}") for name, value in asdict(pace).items()}
+    return json.dumps({**payloads, **more}, allow_nan=False, separators=(",", ":")).encode()
 
 
 def pace_of(saved: Mapping[str, Any]) -> Pace | None:

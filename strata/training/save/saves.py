@@ -33,9 +33,9 @@ SAVE_BARRIER: Final = "strata.save"
 """The one barrier before every kind of save: one rank may close at a step at which another rank's save is due."""
 SAVE: Final = "save"
 """The phase of a rank that waits for a save."""
-TELL_S: Final = 2.0
+REPORT_S: Final = 2.0
 """How often a rank that waits for a save reports it."""
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """How often a waiting rank checks whether it must leave instead."""
 UNSAVED: Final = -1
 """The value of `saved_step` while no step counts as saved."""
@@ -46,7 +46,7 @@ HELD: Final = "held"
 MUST: Final = "must"
 """The payload key of a rank that saves even if some rank holds an earlier save, because its run is ending."""
 MAX_HELD_CHARS: Final = 120
-ROOM_S: Final = 3.0
+BUFFER_WAIT_S: Final = 3.0
 """How long a due save waits for saves in flight; after that, training continues without the due save."""
 
 log: Final = logging.getLogger("strata.training")
@@ -147,7 +147,7 @@ class Saves:
         """Save as `save` does; if a rank holds an earlier save, return None on all ranks instead."""
         self._watch()
         # a rank whose part is written cannot know how long another rank holds its part, so this wait is not repeated
-        held = self._checkpoints.holds.wait_for_buffer(0.0 if self._skipped else ROOM_S)
+        held = self._checkpoints.holds.wait_for_buffer(0.0 if self._skipped else BUFFER_WAIT_S)
         also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
         begun_s = self._clock.monotonic_s()
         payloads = self._meet(self._payload(position.step, **also), patient=patient)
@@ -238,7 +238,7 @@ class Saves:
         report = self.teller(step)
         while True:
             try:
-                wait(LOOK_S)
+                wait(POLL_S)
             except Unavailable:  # a timeout of this wait, or the error of the save itself
                 if done():
                     wait(0.0)
@@ -255,7 +255,7 @@ class Saves:
 
         def report() -> None:
             nonlocal reported_s
-            if (now_s := self._clock.monotonic_s()) - reported_s >= TELL_S:
+            if (now_s := self._clock.monotonic_s()) - reported_s >= REPORT_S:
                 reported_s = now_s
                 self._context.progress(step, f"{SAVE} {now_s - begun_s:.0f} s")
 

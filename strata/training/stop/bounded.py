@@ -13,7 +13,7 @@ from strata.errors import Unavailable
 
 T = TypeVar("T")
 
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """How often a wait checks whether it must end early."""
 
 
@@ -37,10 +37,10 @@ def within(
     until_s = math.inf if limit_s is None else time.monotonic() + limit_s
     while True:
         left_s = until_s - time.monotonic()
-        wait([done], max(0.0, min(left_s, LOOK_S)))
+        wait([done], max(0.0, min(left_s, POLL_S)))
         if done.done():
             return done.result()
         if over():
             raise Unavailable(f"{what}: not done, and there is no more time for it", hint="")
-        if left_s <= LOOK_S:
+        if left_s <= POLL_S:
             raise Unavailable(f"{what}: not done within {max(0.0, limit_s or 0.0):g} s", hint="")

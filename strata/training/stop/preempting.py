@@ -95,7 +95,7 @@ class Preemption:
         if self._ended:
             return
         if isinstance(self._context, Alone):
-            self._stopper.asked(self._notice(reason))
+            self._stopper.on_notice(self._notice(reason))
             return
         try:
             notice = self._request(reason, member_only=False)
@@ -103,7 +103,7 @@ class Preemption:
             log.error("the stop cannot be requested: %s", error)  # noqa: TRY400  # the reason says it all
             return
         if notice is not None:
-            self._stopper.asked(notice)
+            self._stopper.on_notice(notice)
 
     def _world_ended(self) -> None:
         self._ended = True
@@ -131,7 +131,7 @@ class Preemption:
         if self._stopper.covers(grace_s=self._grace_s):
             return True
         if isinstance(self._context, Alone):
-            self._stopper.asked(self._notice(reason))
+            self._stopper.on_notice(self._notice(reason))
             return True
         try:
             notice = self._request(reason, member_only=self._member_only)
@@ -142,7 +142,7 @@ class Preemption:
             log.error("the stop cannot be requested: %s", error)  # noqa: TRY400  # the reason says it all
             return False
         if notice is not None:
-            self._stopper.asked(notice)
+            self._stopper.on_notice(notice)
         return notice is not None
 
     def _request(self, reason: str, *, member_only: bool) -> StopNotice | None:

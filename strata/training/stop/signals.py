@@ -30,14 +30,14 @@ log: Final = logging.getLogger("strata.training")
 
 
 class PreemptSignals:
-    """Calls `asked(number)` in a thread of its own when a signal arrives.
+    """Calls `on_signal(number)` in a thread of its own when a signal arrives.
 
-    If `asked` returns False, nothing can handle the request, and the signal has its earlier effect. Must be made in
+    If `on_signal` returns False, nothing can handle the request, and the signal has its earlier effect. Must be made in
     the main thread; in any other thread it only logs that signals cannot be handled.
     """
 
-    def __init__(self, numbers: Sequence[int], asked: Callable[[int], bool]) -> None:
-        self._asked = asked
+    def __init__(self, numbers: Sequence[int], on_signal: Callable[[int], bool]) -> None:
+        self._on_signal = on_signal
         self._before: dict[int, Any] = {}
         self._deadly: set[int] = set()
         self._received: dict[int, list[int]] = {number: [0, 0] for number in numbers}
@@ -124,7 +124,7 @@ class PreemptSignals:
             ).start()
 
     def _request_stop(self, number: int) -> None:
-        if not self._asked(number):
+        if not self._on_signal(number):
             self._obey(number)
 
     def obey_received(self) -> None:

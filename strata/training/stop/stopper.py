@@ -47,7 +47,7 @@ HELD_S: Final = 5.0
 CLOSING_S: Final = 2.0
 """The maximum time for which a rank that is done waits for the delivery of its closing message."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 """How often the waiting trainer's thread checks whether its world has ended."""
 
 log: Final = logging.getLogger("strata.training")
@@ -118,9 +118,9 @@ class Stopper:
         if update.world.generation > self._generation or update.phase in _ENDED:
             self._over()
         if update.HasField("notice") and update.notice.generation == self._generation:
-            self.asked(update.notice)
+            self.on_notice(update.notice)
 
-    def asked(self, message: NoticeMessage) -> None:
+    def on_notice(self, message: NoticeMessage) -> None:
         """Take in a notice: the first starts the agreement; later ones may make more members leave, or leave sooner."""
         notice = notice_record(message)
         with self._changed:
@@ -193,7 +193,7 @@ class Stopper:
         """Wait until the deadline is `before_s` away and return True, or return False once the process is leaving."""
         with self._changed:
             while not (self._ended or self.out_of_time(before_s=before_s)):
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
             return not self._ended
 
     # -- in the trainer's thread
@@ -224,7 +224,7 @@ class Stopper:
             self._context.progress(step, STOP)  # raises once the world has ended
             with self._changed:
                 if self._agreement.hold is not None:
-                    self._changed.wait(_LOOK_S)
+                    self._changed.wait(_POLL_S)
 
     def _stop(self, step: int) -> NoReturn:
         """Save the common step with all ranks, unless it is skipped; then leave, or wait until the agent ends it."""
@@ -259,7 +259,7 @@ class Stopper:
         while not self._leaves():
             self._context.progress(step, STOP)  # raises once the world has ended
             with self._changed:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
         self._leave(step)
 
     def _save(self) -> None:

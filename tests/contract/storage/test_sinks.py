@@ -206,8 +206,8 @@ def test_a_hold_on_an_object_lasts_until_its_release(storage: Storage) -> None:
     storage.hold("claims/1")
     assert storage.is_held("claims/1")
     assert storage.list("claims") == ["1"]
-    storage.let_go("claims/1")
-    storage.let_go("claims/1")
+    storage.release("claims/1")
+    storage.release("claims/1")
     assert not storage.is_held("claims/1")
 
 

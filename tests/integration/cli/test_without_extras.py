@@ -11,19 +11,23 @@ from strata.cli.app import COMMANDS
 from tests import base_environment
 from tests.cluster_fixtures import ROOT
 
-NOBODY = "127.0.0.1:1"
+NO_BLAME = "127.0.0.1:1"
 SERVER = 'hint: pip install "strata-control[server]"'
 S3 = 'hint: pip install "strata-control[s3]"'
 WANTING = [
     (("dev", "--data", "{tmp}"), "error: a coordinator needs grpc_health, ", SERVER),
-    (("coordinator", "--etcd", NOBODY), "error: a coordinator needs grpc_health, ", SERVER),
+    (("coordinator", "--etcd", NO_BLAME), "error: a coordinator needs grpc_health, ", SERVER),
     (
         ("certs", "ca", "--out", "{tmp}"),
         "error: certificates are made with the library `cryptography`",
         SERVER,
     ),
     (("checkpoints", "list", "--storage", "s3://bucket/x"), "error: checkpoints in S3 need ", S3),
-    (("controlplane", "backup", "--etcd", NOBODY, "--to", "s3://bucket/x"), "error: backups in S3 need", S3),
+    (
+        ("controlplane", "backup", "--etcd", NO_BLAME, "--to", "s3://bucket/x"),
+        "error: backups in S3 need",
+        S3,
+    ),
 ]
 """Commands, and the two lines that each one prints."""
 

@@ -18,7 +18,7 @@ from strata.client import CoordinatorClient
 from strata.devcluster.local_cluster import LocalCluster
 from tests.cluster_fixtures import RANKS
 from tests.polling import until
-from tests.processes import LIMIT_S, gone
+from tests.processes import LIMIT_S, wait_exit
 
 pytestmark = pytest.mark.timeout(60)
 SCRIPT = str(RANKS / "standalone.py")
@@ -91,7 +91,7 @@ def test_a_training_imports_no_grpc_and_leaves_nothing_behind(programs: Programs
     (agent,) = trained["agents"]
     out, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, out, errors) == (0, "", "")
-    assert gone(agent, END_S + NOISE_S)
+    assert wait_exit(agent, END_S + NOISE_S)
     assert list(temporary.iterdir()) == []
 
 

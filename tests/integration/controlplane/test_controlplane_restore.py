@@ -251,7 +251,7 @@ def test_a_checkpoint_removed_after_the_backup_is_not_restored(lost: Lost) -> No
     until(lambda: lost.catalog() == {40: "committed"})
     lost.loses_etcd()
     mine, _said = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
-    assert [slot["step"] for slot in mine["gone"]] == [20, 10]
+    assert [slot["step"] for slot in mine["lost"]] == [20, 10]
     assert lost.catalog() == {40: "committed"}
     lost.goes_on_from(40, then=50)
 

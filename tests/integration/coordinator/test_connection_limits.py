@@ -162,7 +162,7 @@ def test_closed_connections_are_logged_at_most_once_a_minute(port: Port) -> None
     excess = [Excess(connection=1, address="10.0.0.7", reason=Reason.ALL)]
     with capture_logs() as logged:
         for now_s in (1.0, 2.0, 60.9, 61.0, 62.0):
-            report.tell("http", excess, now_s)
+            report.report_closed("http", excess, now_s)
     assert [line["counts"] for line in logged] == [{"http all": 1}, {"http all": 3}]
     assert report.closed.children["http", "all"].value == 5
 

@@ -55,7 +55,7 @@ async def members(replicas: Replicas, name: str) -> dict[str, int]:
         return {m.worker_id: m.incarnation for m in answer.members}
 
 
-async def gone(replicas: Replicas, worker: str) -> float:
+async def wait_exit(replicas: Replicas, worker: str) -> float:
     """Return the time at which a replica that did not serve the member no longer sees it."""
     async with asyncio.timeout(LIMIT_S):
         while worker in await members(replicas, "r2"):  # noqa: ASYNC110  # polls another process
@@ -82,7 +82,7 @@ async def test_a_killed_process_is_found_after_the_grace(replicas: Replicas) -> 
     child = await asyncio.to_thread(start_member, replicas, "w")
     child.kill()
     killed_at = time.monotonic()
-    assert 0.3 < await gone(replicas, "w") - killed_at < 1.5, "a grace of 0.4 s"
+    assert 0.3 < await wait_exit(replicas, "w") - killed_at < 1.5, "a grace of 0.4 s"
 
 
 async def test_a_frozen_process_is_found_in_time(replicas: Replicas) -> None:
@@ -90,7 +90,7 @@ async def test_a_frozen_process_is_found_in_time(replicas: Replicas) -> None:
     try:
         child.pause()
         frozen_at = time.monotonic()
-        assert await gone(replicas, "w") - frozen_at < DETECT_S + 1.0
+        assert await wait_exit(replicas, "w") - frozen_at < DETECT_S + 1.0
     finally:
         child.kill()
 

@@ -23,7 +23,7 @@ from tests.storage.small_disk import Need, mounted
 
 pytestmark = pytest.mark.timeout(180)
 
-NOBODY = "127.0.0.1:1"
+NO_BLAME = "127.0.0.1:1"
 KEY, SECRET = "strata-test", "not-a-secret-at-all"
 TRAIN = (str(RANKS / "mistaken.py"), "--storage")
 _OWN_LINE = re.compile(r"\S*\d\d:\d\d:\d\d\S* \[|error: |hint: ")
@@ -73,13 +73,13 @@ def port() -> Iterator[str]:
 
 
 def wrong_endpoint(place: Place) -> Made:
-    return place.strata("status", "--endpoints", NOBODY, "--timeout-s", "1")
+    return place.strata("status", "--endpoints", NO_BLAME, "--timeout-s", "1")
 
 
 def no_etcd_for_a_coordinator(place: Place) -> Made:
     place.env["STRATA_ETCD_WAIT_S"] = "1"
     words = ("--replica", "x", "--listen", "127.0.0.1:0", "--http", "", "--log-format", "plain")
-    return place.strata("coordinator", "--etcd", NOBODY, *words)
+    return place.strata("coordinator", "--etcd", NO_BLAME, *words)
 
 
 def no_etcd_on_this_machine(place: Place) -> Made:

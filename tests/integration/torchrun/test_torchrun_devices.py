@@ -58,9 +58,9 @@ async def test_an_agent_whose_device_fails_has_to_leave(agents: Agents, devices:
     agent = agents.start("a", min_nodes=1, max_nodes=1)
     await joined(agent)
     devices.fail(0)
-    assert await agent.comes_true(lambda: agent.asked_to_leave is not None, LIMIT_S)
-    assert agent.asked_to_leave is not None
-    assert "device 0: its driver does not reach it any more" in agent.asked_to_leave.reason
+    assert await agent.comes_true(lambda: agent.notice_for_member is not None, LIMIT_S)
+    assert agent.notice_for_member is not None
+    assert "device 0: its driver does not reach it any more" in agent.notice_for_member.reason
 
 
 async def test_a_spare_whose_device_fails_leaves(

@@ -100,7 +100,7 @@ async def ended(member: AgentMember) -> None:
 
 
 def is_asked(member: AgentMember) -> bool:
-    return member.asked_to_leave is not None
+    return member.notice_for_member is not None
 
 
 async def raised(joining: Coroutine[Any, Any, Joined]) -> Exception:
@@ -278,7 +278,7 @@ async def test_a_drained_or_preempted_agent_reports_its_workers_as_stopped_and_e
     )
     with CoordinatorClient.connect(cluster.endpoints, job=job) as client:
         await asyncio.to_thread(client.call, request)
-    assert await a.comes_true(lambda: a.asked_to_leave is not None, LIMIT_S)
+    assert await a.comes_true(lambda: a.notice_for_member is not None, LIMIT_S)
     stopped = RankFailure(rank=rank, code=75, reason="exited with 75")
     error = await raised(a.join(stopped, open_store))
     assert isinstance(error, Preempted)
@@ -342,8 +342,8 @@ async def test_a_signal_to_one_agent_may_preempt_only_its_member(
     assert environment["STRATA_TRAIN_PREEMPT_GRACE_S"] == "40.0"
     gave_up: list[str] = []
     preempting = asyncio.create_task(a.preempt("SIGTERM", gave_up.append))
-    assert await a.comes_true(lambda: a.asked_to_leave is not None, LIMIT_S)
-    assert b.asked_to_leave is None
+    assert await a.comes_true(lambda: a.notice_for_member is not None, LIMIT_S)
+    assert b.notice_for_member is None
     stopped = RankFailure(rank=place.ranks.start, code=75, reason="exited with 75")
     assert isinstance(await raised(a.join(stopped, open_store)), Preempted)
     await a.leave()

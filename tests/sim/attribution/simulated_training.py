@@ -106,7 +106,7 @@ class _Agent:
 
     def hear(self, ranks: Sequence[RankProgress]) -> None:
         if not self.frozen:
-            self.watch.hear(GENERATION, ranks)
+            self.watch.on_progress(GENERATION, ranks)
 
     def _to_replica(self, ranks: Sequence[RankProgress]) -> None:
         if not self.frozen:

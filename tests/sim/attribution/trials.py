@@ -14,7 +14,7 @@ from strata.core.health.findings import CRASHED, SLOW, STALLED, Finding
 from strata.testing import virtual_time
 from tests.sim.attribution.simulated_training import DUMP_S, Fault, Shape, Training
 
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 LOOKED_FOR_S: Final = 8.0
 """How long after the injection the diagnosis is read; only findings within `IN_TIME_S` are in time."""
 IN_TIME_S: Final = 5.0
@@ -167,7 +167,7 @@ async def _verdict(
     replica = chance.choice(training.told)
     loop = asyncio.get_running_loop()
     while loop.time() - began_s < LOOKED_FOR_S:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         found = list(_accusations(diagnose_job(replica, training.job).findings))
         innocent += [each.text for each in found if not ranks.issuperset(each.ranks)]
         named = frozenset(rank for each in found for rank in each.ranks)
@@ -212,12 +212,12 @@ async def _undisturbed(seed: int, kind: str, most: int) -> tuple[str, ...]:
 
 
 async def _watched(training: Training, seconds: float, chance: random.Random) -> AsyncIterator[Finding]:
-    """Yield the findings of one replica that blame ranks, read every `LOOK_S` for `seconds`."""
+    """Yield the findings of one replica that blame ranks, read every `POLL_S` for `seconds`."""
     replica = chance.choice(training.told)
     loop = asyncio.get_running_loop()
     until_s = loop.time() + seconds
     while loop.time() < until_s:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         for each in _accusations(diagnose_job(replica, training.job).findings):
             yield each
 

@@ -336,7 +336,7 @@ class Judge:
         notice = decode(StopNotice, event.kv.value)
         scales = not notice.has_deadline
         self.trace.count(f"notices to {act(notice)}")
-        self.stops.asked(generation, self.trace.now_s)
+        self.stops.stop_requested(generation, self.trace.now_s)
         if generation != self._generation():
             self.wrong(f"{event.kv.key} was written in generation {self._generation()}")
         if scales and epoch is None:

@@ -28,7 +28,7 @@ def saves_first(seed: int) -> bool:
 class Stops:
     """For each generation: the stop requests, the decided step, and the last step begun."""
 
-    asked_s: dict[int, float] = field(default_factory=dict)
+    request_ages_s: dict[int, float] = field(default_factory=dict)
     """Generation -> time of the first stop request."""
     widened_s: dict[int, float] = field(default_factory=dict)
     """Generation -> time of the last one."""
@@ -39,9 +39,9 @@ class Stops:
     _world: World | None = None
     _revision: int = 0
 
-    def asked(self, generation: int, now_s: float) -> None:
+    def stop_requested(self, generation: int, now_s: float) -> None:
         """Note that the ranks of a generation get a stop request, or a wider one than before."""
-        self.asked_s.setdefault(generation, now_s)
+        self.request_ages_s.setdefault(generation, now_s)
         self.widened_s[generation] = now_s
 
     def decided(self, generation: int, decision: Decision) -> str | None:
@@ -105,7 +105,10 @@ class Stops:
             return False
         record = notice.record
         if not record.has_deadline:
-            return generation not in self.decisions and now_s - self.asked_s.get(generation, now_s) >= AGREE_S
+            return (
+                generation not in self.decisions
+                and now_s - self.request_ages_s.get(generation, now_s) >= AGREE_S
+            )
         if now_s - self.widened_s.get(generation, now_s) >= record.grace_ms / 1000 + LATE_S:
             return True
         named = record.action is StopAction.DRAIN

@@ -29,7 +29,7 @@ class Grown:
         self.job.store.settle(lambda view: decide_scale(view, max_workers=3))
         register(self.job.store, "c", slots=1)
         carry_out(self.job.store, self.job.epoch, settled=True)
-        self.stops.asked(1, 0.0)
+        self.stops.stop_requested(1, 0.0)
 
     def saves(self) -> None:
         """Have the ranks agree, and save."""
@@ -38,8 +38,8 @@ class Grown:
         assert self.stops.decided(1, SAVED) is None
         self.job.save(STEP)
 
-    def goes_on(self, *, asked_s: float = 0.0) -> None:
-        carry_out(self.job.store, self.job.epoch, settled=True, asked_s=asked_s)
+    def goes_on(self, *, request_ages_s: float = 0.0) -> None:
+        carry_out(self.job.store, self.job.epoch, settled=True, request_ages_s=request_ages_s)
         head = self.job.store.live.head()
         assert head is not None
         assert head.record.generation == 2
@@ -58,7 +58,7 @@ def test_a_world_after_the_common_save_is_accepted() -> None:
 def test_a_world_formed_before_the_save_is_rejected_until_the_time_limit() -> None:
     for now_s, wrong in ((AGREE_S - 1, "before its ranks had agreed on a step"), (AGREE_S, None)):
         grown = Grown()
-        grown.goes_on(asked_s=SCALE_MS / 1000)
+        grown.goes_on(request_ages_s=SCALE_MS / 1000)
         problem = grown.judged(now_s=now_s)
         assert (problem is None) if wrong is None else (problem is not None and wrong in problem)
 

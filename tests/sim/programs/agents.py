@@ -63,7 +63,7 @@ class _Ranks:
 
     def rank_stopped(self, rank: int, generation: int) -> None: ...
 
-    def may_ask_to_stop(self) -> bool:
+    def may_request_stop(self) -> bool:
         return True
 
     async def stack(self, rank: int) -> str | None:

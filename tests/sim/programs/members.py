@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, cast
 
-from strata.agent.notices import asked_to_leave
+from strata.agent.notices import notice_for_member
 from strata.client.member_session import MemberSession
 from strata.client.rank.shared_session import SharedSession, placed
 from strata.errors import (
@@ -101,7 +101,7 @@ class Member:
         try:
             async with asyncio.TaskGroup() as tasks:
                 main = self._alone if self.slots == 1 else self._supervise
-                tasks.create_task(self._leave_when_asked())
+                tasks.create_task(self._leave_when_requested())
                 tasks.create_task(self._follow_notices())
                 await main(tasks)
                 raise _Over
@@ -120,7 +120,7 @@ class Member:
         self.leaving = True
         self._leave.set()
 
-    async def _leave_when_asked(self) -> None:
+    async def _leave_when_requested(self) -> None:
         await self._leave.wait()
         if self.session is not None:
             await self.session.leave("asked to")
@@ -161,7 +161,7 @@ class Member:
     def _leave_notice(self) -> WorldUpdate | None:
         """Return the newest update, if its notice has this member leave."""
         update = self.session.world if self.session is not None else None
-        return update if asked_to_leave(update, self.worker) is not None else None
+        return update if notice_for_member(update, self.worker) is not None else None
 
     async def _stop(self, update: WorldUpdate) -> None:
         """End the ranks of a generation, and report them as stopped."""

@@ -34,7 +34,7 @@ class FakeUpstream:
     arrived: list[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(default_factory=list)
     told: list[tuple[int, list[int]]] = field(default_factory=list)
     left: list[tuple[int, int]] = field(default_factory=list)
-    asked: list[Message] = field(default_factory=list)
+    requests: list[Message] = field(default_factory=list)
     answer: Message | StrataError = field(default_factory=GetWorldResponse)
 
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
@@ -42,14 +42,14 @@ class FakeUpstream:
         self.arrived.append((arrival, outcome))
         return outcome
 
-    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+    def on_progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
         self.told.append((generation, [r.rank for r in ranks]))
 
-    def gone(self, generation: int, rank: int) -> None:
+    def on_detached(self, generation: int, rank: int) -> None:
         self.left.append((generation, rank))
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         if isinstance(self.answer, StrataError):
             raise self.answer
         return self.answer
@@ -107,7 +107,7 @@ class Node:
     def rank_stopped(self, rank: int, generation: int) -> None:
         self.stopped.append((rank, generation))
 
-    def may_ask_to_stop(self) -> bool:
+    def may_request_stop(self) -> bool:
         return True
 
     def evict(self, rank: int, generation: int, reason: str) -> None:

@@ -38,7 +38,7 @@ class Upstream:
 
     outcome: BarrierOutcome | Exception = field(default_factory=BarrierOutcome)
     exits: list[tuple[int, int, int, str]] = field(default_factory=list)
-    asked: list[StopJobRequest] = field(default_factory=list)
+    requests: list[StopJobRequest] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     deaf: bool = False
 
@@ -48,7 +48,7 @@ class Upstream:
         return self.outcome
 
     async def call(self, request: Any, *, timeout_s: float | None) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         return StopJobResponse(notice=StopNotice(generation=3, action=request.action))
 
     async def rank_exit(
@@ -108,7 +108,7 @@ async def test_a_member_that_does_not_come_ends_the_world_by_name() -> None:
     upstream = Upstream(BarrierTimeout("rank 0 of a did not come", missing=["a"]))
     it = agent(upstream)
     assert await it.meet(WORLD, b"", superseded=never()) is None
-    await it.reports.told()
+    await it.reports.wait_delivered()
     assert upstream.exits == [(3, 2, 1, "the world was not joined: rank 0 of a did not come")]
 
 
@@ -129,7 +129,7 @@ async def test_a_signal_requests_a_stop_of_the_job_or_of_this_member(
 ) -> None:
     upstream = Upstream()
     notice = await agent(upstream, preempt=preempt).request_common_stop(3, "SIGTERM")
-    (request,) = upstream.asked
+    (request,) = upstream.requests
     assert (request.action, list(request.worker_ids), request.grace_ms) == (action, leaving, 20_000)
     assert request.reason == "SIGTERM to b"
     assert notice is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strata.agent.agent_state import is_over, lacks_members, waits_because
-from strata.agent.notices import asked_to_leave
+from strata.agent.notices import notice_for_member
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
@@ -72,7 +72,7 @@ def test_only_a_wait_for_other_members_counts_as_lacking_members(
 
 
 @pytest.mark.parametrize(
-    ("notice", "asked"),
+    ("notice", "requests"),
     [
         (None, False),
         (StopNotice(generation=3, action=STOP_ACTION_PREEMPT), True),
@@ -84,10 +84,10 @@ def test_only_a_wait_for_other_members_counts_as_lacking_members(
     ],
 )
 def test_an_agent_leaves_on_a_preemption_or_a_drain_that_names_it(
-    notice: StopNotice | None, asked: bool
+    notice: StopNotice | None, requests: bool
 ) -> None:
     received = update(3)
     if notice is not None:
         received.notice.CopyFrom(notice)
-    assert (asked_to_leave(received, "a") is not None) is asked
-    assert asked_to_leave(None, "a") is None
+    assert (notice_for_member(received, "a") is not None) is requests
+    assert notice_for_member(None, "a") is None

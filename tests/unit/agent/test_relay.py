@@ -128,7 +128,7 @@ async def test_the_replicas_answers_and_errors_reach_the_rank_unchanged() -> Non
         assert (reply.id, unpack(reply.error).message) == (12, "not now")
         link.send(up(call={"id": 13}))
         assert isinstance(unpack((await news(link)).reply.error), InvalidArgument)
-        assert len(it.upstream.asked) == 2
+        assert len(it.upstream.requests) == 2
 
 
 @in_virtual_time()
@@ -151,7 +151,7 @@ async def test_a_rank_of_an_ending_generation_cannot_request_a_stop_of_the_job()
         it.relay.set_place(None)
         link.send(up(call={"id": 11, "stop_job": {"job": "j", "generation": 1}}))
         assert isinstance(unpack((await news(link)).reply.error), StaleGeneration)
-        assert not it.upstream.asked
+        assert not it.upstream.requests
 
 
 @in_virtual_time()

@@ -27,7 +27,7 @@ from strata.testing.links import pair
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Down, Hello, Tick, Up
 from strata.wire.errors import unpack
-from tests.processes import gone
+from tests.processes import wait_exit
 
 PROGRAM = """
 import ctypes, os, sys, time
@@ -68,7 +68,7 @@ def test_an_agent_ends_with_its_process_while_a_child_holds_its_socket(how: str)
             while not watches(agent):
                 time.sleep(0.02)
             process.kill()
-            assert gone(agent, END_S)
+            assert wait_exit(agent, END_S)
         finally:
             os.kill(child, signal.SIGKILL)
             process.kill()

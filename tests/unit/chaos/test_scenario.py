@@ -165,5 +165,5 @@ def test_a_custom_scenario_is_recorded_by_its_absolute_path(
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(LEAST)
 
-    assert scenario.find("mine.toml").asked == str(tmp_path / "mine.toml")
-    assert scenario.find("smoke").asked == "smoke"
+    assert scenario.find("mine.toml").scenario_argument == str(tmp_path / "mine.toml")
+    assert scenario.find("smoke").scenario_argument == "smoke"

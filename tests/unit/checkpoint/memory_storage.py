@@ -71,7 +71,7 @@ class MemoryStorage:
             raise StorageError(f"no {name}")
         self.held.add(name)
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self.held.discard(name)
 
     def is_held(self, name: str) -> bool:

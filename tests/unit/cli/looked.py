@@ -109,7 +109,7 @@ def ranks(size: int = 8, *, slots: int = 4, stuck: int | None = 3, scores: bool 
         step=tuple(1204 + rank % 4 for rank in range(size)),
         phases=("", "data", "step"),
         phase=tuple(1 if rank == stuck else 2 for rank in range(size)),
-        heard_ms=tuple(None if rank == 5 else 42_000 if rank == stuck else 200 for rank in range(size)),
+        last_seen_ms=tuple(None if rank == 5 else 42_000 if rank == stuck else 200 for rank in range(size)),
         stalled_ms=tuple(42_000 if rank == stuck else 0 for rank in range(size)),
         compute_us=tuple(280_000 + 9000 * ((7 * rank) % size) for rank in range(size)),
         median_compute_us=tuple(None for _ in range(size)),
@@ -142,7 +142,7 @@ def rank(number: int = 3) -> model.Rank:
         host="gpu-host-000.rack-7",
         step=1207,
         phase="data",
-        heard_ms=42_000,
+        last_seen_ms=42_000,
         stalled_ms=42_000,
         compute_us=325_000,
         median_compute_us=300_000,
@@ -199,7 +199,7 @@ HELD = model.Finding(kind="held", text="rank 6 cannot save step 1200: disk full 
 
 def barriers() -> model.Barriers:
     missing = model.MissingRank(
-        rank=3, worker_id="node-0", host="gpu-host-000", step=1207, phase="data", heard_ms=42_000
+        rank=3, worker_id="node-0", host="gpu-host-000", step=1207, phase="data", last_seen_ms=42_000
     )
     opened = model.OpenBarrier(
         name="epoch",

@@ -25,7 +25,7 @@ class UnaryServer(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.answers: dict[type[Message], Answer] = {}
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.came = threading.Event()
         self.uid = "uid-1"
         self.revision = 100
@@ -37,7 +37,7 @@ class UnaryServer(grpc.GenericRpcHandler):
         (request_class,) = (r for r, m in METHODS.items() if m.path == details.method)
 
         def handle(request: Message, context: grpc.ServicerContext) -> Message:
-            self.asked.append(request)
+            self.requests.append(request)
             self.came.set()
             self.hanging.wait(10)
             try:
@@ -56,7 +56,7 @@ class UnaryServer(grpc.GenericRpcHandler):
 
     def asked_for(self, kind: type[Message]) -> list[Any]:
         """Return the received requests of one kind."""
-        return [request for request in self.asked if isinstance(request, kind)]
+        return [request for request in self.requests if isinstance(request, kind)]
 
 
 @contextmanager

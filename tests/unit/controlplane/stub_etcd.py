@@ -34,7 +34,7 @@ class StubEtcd:
         self.alarms_on: tuple[Alarm, ...] = ()
         self.at_snapshot: Callable[[], None] = lambda: None
         """A function that is called before a stream begins."""
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """The endpoints that received a snapshot request."""
         self.opened = self.closed = 0
         leading = MemberStatus(
@@ -104,7 +104,7 @@ class StubEtcd:
         return self.alarms_on
 
     async def snapshot(self, endpoint: str) -> AsyncGenerator[bytes, None]:
-        self.asked.append(endpoint)
+        self.requests.append(endpoint)
         self.at_snapshot()
         for start in range(0, len(self.snapshot_bytes), self.piece_bytes):
             if self.breaks_with is not None and start > 0:

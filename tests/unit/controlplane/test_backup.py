@@ -77,7 +77,7 @@ def counting(place: FolderPlace) -> list[str]:
 def test_a_backup_is_the_snapshot_and_its_metadata(etcd: StubEtcd, place: FolderPlace) -> None:
     backup = made(etcd, place)
     assert backup.warnings == ()
-    assert etcd.asked == ["h2:2379"], "a follower"
+    assert etcd.requests == ["h2:2379"], "a follower"
     assert place.names() == [f"{backup.name.stem}.db", f"{backup.name.stem}.json"]
     assert (place.folder / backup.name.database).read_bytes() == SNAPSHOT
     described = json.loads((place.folder / backup.name.metadata).read_bytes())
@@ -200,7 +200,7 @@ def test_an_unknown_cluster_is_refused_and_the_known_ones_are_listed(
     with pytest.raises(NotFound, match="etcd holds no cluster typo") as caught:
         made(etcd, place, cluster="typo")
     assert caught.value.hint == "it holds default, prod-2, prod, zeta: --cluster names one"
-    assert (place.names(), etcd.asked) == ([], [])
+    assert (place.names(), etcd.requests) == ([], [])
 
 
 def test_an_empty_etcd_is_refused_as_possibly_the_wrong_one(etcd: StubEtcd, place: FolderPlace) -> None:

@@ -86,7 +86,7 @@ class Scripted(PromptNetwork):
         self.says = fate
         self.meets = meets
         self.watch_s = watch_s
-        self.hears = applied
+        self.has_recent_transport = applied
         self.begin(*fates)
 
     def begin(self, *fates: Fate) -> None:
@@ -106,7 +106,7 @@ class Scripted(PromptNetwork):
         return self.fates.pop(0) if self.fates and self.meets(call) else self.says(call)
 
     def applied(self, call: Call) -> None:
-        self.hears(call)
+        self.has_recent_transport(call)
 
     def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
         return self.watch_s(batch) if callable(self.watch_s) else self.watch_s

@@ -13,7 +13,7 @@ from strata.core.kv.records import Replica, StopAction, decode, encode
 from strata.core.kv.store import Compacted
 from strata.core.kv.txn import Delete, Range, Txn
 from strata.core.stop.last_step import BEGIN_BARRIER
-from strata.core.stop.requests import GONE_S, LATE_S, StopRequest, decide_stop
+from strata.core.stop.requests import LATE_S, LEAVE_EXPIRY_S, StopRequest, decide_stop
 from strata.errors import ClusterReplaced, Conflict
 from strata.testing.memory_store import MemoryStore
 from strata.testing.virtual_time import in_virtual_time
@@ -293,11 +293,11 @@ async def test_a_preemption_ends_stuck_ranks_and_members_that_stay_train_again(
     assert GRACE_S + LATE_S - 0.1 <= clock() - notice_at <= GRACE_S + LATE_S + 1
     head = not_none(forming.head())
     assert head.record.forming
-    assert len(head.record.asked) == 1
+    assert len(head.record.leave_requests) == 1
     again = (await replicas.generation(node, 3)).head()
-    assert GRACE_S + GONE_S - 0.1 <= clock() - notice_at <= GRACE_S + GONE_S + 1
+    assert GRACE_S + LEAVE_EXPIRY_S - 0.1 <= clock() - notice_at <= GRACE_S + LEAVE_EXPIRY_S + 1
     assert again is not None
-    assert (again.record.members, again.record.asked) == (2, ())
+    assert (again.record.members, again.record.leave_requests) == (2, ())
 
 
 @in_cluster(Cluster.follower, idle=True)

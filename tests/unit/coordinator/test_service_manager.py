@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from strata.coordinator.service_manager import ServiceManager, told
+from strata.coordinator.service_manager import ServiceManager, reporting_readiness
 from strata.testing.virtual_time import in_virtual_time
 
 
@@ -21,7 +21,7 @@ class Systemd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind("\0" + self.address[1:])
 
-    def heard(self) -> list[str]:
+    def last_seen(self) -> list[str]:
         """Return the assignments received since the last call, in order."""
         found: list[str] = []
         while True:
@@ -71,34 +71,34 @@ def test_the_service_manager_is_found_in_the_environment(
 @in_virtual_time()
 async def test_systemd_is_notified_once_of_readiness_and_then_of_each_status_change(systemd: Systemd) -> None:
     state = [(False, "it is not registered with etcd")]
-    with told(ServiceManager(address=systemd.address), lambda: state[0]):
-        assert systemd.heard() == ["STATUS=does not serve: it is not registered with etcd"]
+    with reporting_readiness(ServiceManager(address=systemd.address), lambda: state[0]):
+        assert systemd.last_seen() == ["STATUS=does not serve: it is not registered with etcd"]
         state[0] = (True, "")
         await asyncio.sleep(1)
-        assert systemd.heard() == ["READY=1", "STATUS=serves"]
+        assert systemd.last_seen() == ["READY=1", "STATUS=serves"]
         state[0] = (False, "etcd has not answered for 2.1 s")
         await asyncio.sleep(1)
-        assert systemd.heard() == ["STATUS=does not serve: etcd has not answered for 2.1 s"]
+        assert systemd.last_seen() == ["STATUS=does not serve: etcd has not answered for 2.1 s"]
         state[0] = (True, "")
         await asyncio.sleep(1)
-        assert systemd.heard() == ["STATUS=serves"]
-    assert systemd.heard() == ["STOPPING=1", "STATUS=ends"]
+        assert systemd.last_seen() == ["STATUS=serves"]
+    assert systemd.last_seen() == ["STOPPING=1", "STATUS=ends"]
     await asyncio.sleep(60)
-    assert systemd.heard() == []
+    assert systemd.last_seen() == []
 
 
 @in_virtual_time()
 async def test_the_watchdog_is_notified_well_within_its_limit_even_while_not_ready(systemd: Systemd) -> None:
-    with told(ServiceManager(address=systemd.address, watchdog_s=20.0), lambda: (False, "no")):
-        assert systemd.heard().count("WATCHDOG=1") == 1
+    with reporting_readiness(ServiceManager(address=systemd.address, watchdog_s=20.0), lambda: (False, "no")):
+        assert systemd.last_seen().count("WATCHDOG=1") == 1
         await asyncio.sleep(60)
-        assert 10 <= systemd.heard().count("WATCHDOG=1") <= 12
+        assert 10 <= systemd.last_seen().count("WATCHDOG=1") <= 12
 
 
 @in_virtual_time()
 async def test_a_missing_systemd_socket_is_no_error(systemd: Systemd) -> None:
     systemd.close()
-    with told(ServiceManager(address=systemd.address, watchdog_s=1.0), lambda: (True, "")):
+    with reporting_readiness(ServiceManager(address=systemd.address, watchdog_s=1.0), lambda: (True, "")):
         await asyncio.sleep(1)
-    with told(None, lambda: (True, "")):
+    with reporting_readiness(None, lambda: (True, "")):
         await asyncio.sleep(1)

@@ -222,19 +222,24 @@ def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Co
     released(store, STOP_BARRIER, head.generation, round_=2, brought=answers)
 
 
-def plan(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> WorldPlan:
-    """Plan as a leader that has known of every request to leave for `asked_s`."""
-    known = dict.fromkeys(requests.revisions(store.live), asked_s)
+def plan(store: Store, epoch: int, *, settled: bool = False, request_ages_s: float = 0.0) -> WorldPlan:
+    """Plan as a leader that has known of every request to leave for `request_ages_s`."""
+    known = dict.fromkeys(requests.revisions(store.live), request_ages_s)
     return plan_world(
-        store.live, keys=KEYS, epoch=epoch, settled=settled, asked_s=known, now_unix_ms=store.revision * 1000
+        store.live,
+        keys=KEYS,
+        epoch=epoch,
+        settled=settled,
+        request_ages_s=known,
+        now_unix_ms=store.revision * 1000,
     )
 
 
-def carry_out(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> str:
+def carry_out(store: Store, epoch: int, *, settled: bool = False, request_ages_s: float = 0.0) -> str:
     """Plan and execute until nothing is left to do; return the first reason."""
     reasons = []
     for _ in range(50):
-        planned = plan(store, epoch, settled=settled, asked_s=asked_s)
+        planned = plan(store, epoch, settled=settled, request_ages_s=request_ages_s)
         reasons.append(planned.reason)
         if not planned.txns:
             return reasons[0]

@@ -45,8 +45,8 @@ class Job:
         for name in names:
             leave(self.store, name)
 
-    def go(self, *, settled: bool = False, asked_s: float = 0.0) -> str:
-        reason = carry_out(self.store, self.epoch, settled=settled, asked_s=asked_s)
+    def go(self, *, settled: bool = False, request_ages_s: float = 0.0) -> str:
+        reason = carry_out(self.store, self.epoch, settled=settled, request_ages_s=request_ages_s)
         assert self.store.problems() == []
         return reason
 

@@ -105,7 +105,7 @@ def test_a_plan_for_outdated_worker_limits_fails() -> None:
     lagging = Observer(job.store)
     scale(job, most=2)
     late = planning.plan_world(
-        lagging.job, keys=KEYS, epoch=job.epoch, settled=False, asked_s={}, now_unix_ms=0
+        lagging.job, keys=KEYS, epoch=job.epoch, settled=False, request_ages_s={}, now_unix_ms=0
     )
     assert not job.store.execute(late.txns[0]).succeeded
     job.go()

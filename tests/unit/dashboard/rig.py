@@ -92,7 +92,7 @@ class Shown:
             reported=self.board.reported,
             devices=self.board.devices,
             look=lambda job, rank: self.looked.append((job, rank)),
-            heard=self.board.heard,
+            last_seen=self.board.last_seen,
             member_ages=lambda job: iter(self.ages.get(job, ())),
             evidence=self.board.evidence,
             violations=lambda job: self.impossible.get(job, ()),

@@ -40,7 +40,7 @@ async def other() -> AsyncIterator[FakeEtcd]:
         yield fake
 
 
-async def gone(store: EtcdStore, index: int = 0) -> None:
+async def wait_exit(store: EtcdStore, index: int = 0) -> None:
     """Return once the client's transport has noticed the end of this endpoint's server."""
     endpoint = store._connection.endpoints[index]
     while endpoint.ready:
@@ -103,7 +103,7 @@ async def test_a_member_that_does_not_answer_is_left_after_the_deadline(
 async def test_a_stopped_member_gets_no_call(one: FakeEtcd, other: FakeEtcd) -> None:
     async with store_on(one, other) as store:
         await one.server.stop(None)
-        await gone(store)
+        await wait_exit(store)
         for _ in range(3):
             await store.execute(WRITE)
     assert (one.count("Txn"), other.count("Txn")) == (0, 3)
@@ -270,14 +270,14 @@ async def test_a_caller_may_cancel(one: FakeEtcd) -> None:
 async def test_a_member_that_returns_is_used_again(one: FakeEtcd, other: FakeEtcd) -> None:
     async with store_on(one, other) as store:
         await one.server.stop(None)
-        await gone(store)
+        await wait_exit(store)
         await store.execute(WRITE)
         back = FakeEtcd(port=one.port)
         async with back:
             endpoint = store._connection.endpoints[0]
             await soon(endpoint.channel.channel_ready())
             await other.server.stop(None)
-            await gone(store, 1)
+            await wait_exit(store, 1)
             await store.execute(WRITE)
             assert back.count("Txn") == 1
 
@@ -285,7 +285,7 @@ async def test_a_member_that_returns_is_used_again(one: FakeEtcd, other: FakeEtc
 async def test_waiting_for_a_member_does_not_hold_up_the_rest(one: FakeEtcd) -> None:
     async with store_on(one) as store:
         await one.server.stop(None)
-        await gone(store)
+        await wait_exit(store)
         call = asyncio.ensure_future(store.read(READ))
         for _ in range(100):
             await asyncio.sleep(0)

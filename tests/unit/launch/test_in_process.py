@@ -44,7 +44,7 @@ async def test_a_rank_that_does_not_rejoin_in_time_is_replaced() -> None:
         await it.enter(update(2, slots=2))
         it.local_agent.rank_attached(1, 2)
         assert before[0] is not None
-        await gone(before[0])
+        await wait_exit(before[0])
         assert (await it.rank_socket.moves.get())[1] == {0, 1}
         assert await it.upstream.exits.get() == Exit(2, 0, 5, "exited with 5"), "of the new process only"
         assert pids(it)[1] == before[1], "who has arrived is let be"
@@ -64,8 +64,8 @@ async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
         await it.enter(update(3, slots=2))
         assert pids(it) == [first, second], "they waited for others to come"
         it.local_agent.on_world(update(4, first_rank=None))
-        await gone(first)
-        await gone(second)
+        await wait_exit(first)
+        await wait_exit(second)
 
 
 async def test_a_job_that_is_paused_keeps_no_process() -> None:
@@ -79,7 +79,7 @@ async def test_a_job_that_is_paused_keeps_no_process() -> None:
         it.local_agent.on_world(paused)
         for pid in before:
             assert pid is not None
-            await gone(pid)
+            await wait_exit(pid)
 
 
 async def test_by_default_a_new_generation_is_a_new_process() -> None:
@@ -92,7 +92,7 @@ async def test_by_default_a_new_generation_is_a_new_process() -> None:
         assert it.rank_socket.moves.empty()
 
 
-async def gone(pid: int) -> None:
+async def wait_exit(pid: int) -> None:
     """Return once the process has ended."""
     try:
         fd = os.pidfd_open(pid)

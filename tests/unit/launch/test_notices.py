@@ -402,5 +402,5 @@ def test_a_repeated_signal_is_urgent_but_sigterm_after_a_warning_signal_is_not(
 ) -> None:
     request = StopRequest()
     for number in numbers:
-        request.ask(number)
+        request.on_signal(number)
     assert (request.number, request.urgent.is_set()) == (numbers[0], urgent)

@@ -39,7 +39,7 @@ class Wires:
             reader.start()
             self._readers.append(reader)
 
-    async def hear(self, words: bytes) -> None:
+    async def record(self, words: bytes) -> None:
         """Return once these bytes have come on stdout."""
         deadline = time.monotonic() + LIMIT_S
         while words not in bytes(self.heard[0]):
@@ -119,7 +119,7 @@ os.write(1, b"the rank\\n")
     assert took_s < ENDED_S
     wires.outputs.wait()
     go.touch()
-    await wires.hear(b"still here")
+    await wires.record(b"still here")
     assert wires.whole()[0] == b"[rank 3] the rank\n[rank 3] still here\n"
 
 
@@ -142,7 +142,7 @@ os.write(1, b"the rank\\n")
         _, _, took_s = await to_its_end(wires, script)
         assert took_s < ENDED_S
         await asyncio.wait_for(asyncio.to_thread(wires.outputs.wait), LIMIT_S)
-        await wires.hear(b"[rank 3] the rank\n")
+        await wires.record(b"[rank 3] the rank\n")
     finally:
         os.kill(int(await asyncio.to_thread(file.read_text)), signal.SIGKILL)
 
@@ -196,7 +196,7 @@ time.sleep(0.2)
     argv = (sys.executable, "-I", "-S", "-c", script)
     child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
     output.begin(0, AtQuota(tmp_path / "rank.log", writes=not writes))
-    await wires.hear(b"one\n")
+    await wires.record(b"one\n")
     go.touch()
     await child.join_async(LIMIT_S)
     await asyncio.wait_for(asyncio.to_thread(wires.outputs.wait), LIMIT_S)
@@ -268,7 +268,7 @@ os.write(1, b"two\\n")
     argv = (sys.executable, "-I", "-S", "-c", script)
     child, output = wires.outputs.start(argv, name="rank", env=dict(os.environ))
     output.begin(1, None)
-    await wires.hear(b"one")
+    await wires.record(b"one")
     output.move(0)
     go.touch()
     await child.join_async(LIMIT_S)

@@ -32,8 +32,8 @@ def heard(*, target: bool = True) -> RunProgress:
     progress.begin(3)
     for second in range(21):
         training = TRAINING if target else None
-        progress.hear(3, [RankProgress(rank=0, step=100 + 5 * second, training=training)], second)
-        progress.hear(3, [RankProgress(rank=1, step=99 + 5 * second, phase="step")], second)
+        progress.record(3, [RankProgress(rank=0, step=100 + 5 * second, training=training)], second)
+        progress.record(3, [RankProgress(rank=1, step=99 + 5 * second, phase="step")], second)
     return progress
 
 
@@ -56,7 +56,7 @@ def test_before_the_first_step_there_is_no_line() -> None:
     progress = RunProgress("gpt")
     progress.begin(1)
     assert progress.line(80, 1.0) is None
-    progress.hear(1, [RankProgress(rank=0, step=0)], 1.0)
+    progress.record(1, [RankProgress(rank=0, step=0)], 1.0)
     assert progress.line(80, 1.0) is None
 
 
@@ -68,21 +68,21 @@ def test_the_shown_rate_falls_while_no_rank_progresses() -> None:
 
 def test_the_status_line_begins_with_a_stuck_rank() -> None:
     progress = heard()
-    progress.hear(3, [RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000)], 20.0)
+    progress.record(3, [RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000)], 20.0)
     assert said(progress).startswith("gpt  rank 1 stuck in data for 42 s  step 199 of 1,000")
 
 
 def test_the_stuck_time_of_a_rank_grows_without_a_new_report() -> None:
     progress = heard()
     stuck = RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000, age_ms=42_000)
-    progress.hear(3, [stuck], 20)
+    progress.record(3, [stuck], 20)
     assert "rank 1 stuck in data for 42 s" in said(progress, now_s=20.0)
     assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
-    progress.hear(3, [stuck], 30)  # the same report again: the rank has made no progress in between
+    progress.record(3, [stuck], 30)  # the same report again: the rank has made no progress in between
     assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
-    progress.hear(3, [RankProgress(rank=1, step=200, phase="data")], 31)
+    progress.record(3, [RankProgress(rank=1, step=200, phase="data")], 31)
     assert "stuck" not in said(progress, now_s=31.0)
-    progress.hear(3, [RankProgress(rank=1, step=200, phase="data", stalled_ms=5000, age_ms=5000)], 40)
+    progress.record(3, [RankProgress(rank=1, step=200, phase="data", stalled_ms=5000, age_ms=5000)], 40)
     assert "rank 1 stuck in data for 6 s" in said(progress, now_s=41.0)
 
 
@@ -98,14 +98,14 @@ def test_a_new_generation_resets_the_line() -> None:
     progress = heard()
     progress.begin(4)
     assert progress.line(80, 21.0) is None
-    progress.hear(3, [RankProgress(rank=0, step=500)], 21.0)
+    progress.record(3, [RankProgress(rank=0, step=500)], 21.0)
     assert progress.line(80, 21.0) is None
 
 
 def test_control_characters_in_a_phase_are_not_printed() -> None:
     progress = RunProgress("gpt")
     progress.begin(1)
-    progress.hear(1, [RankProgress(rank=0, step=5, phase="\x1b[2J", stalled_ms=5000)], 1.0)
+    progress.record(1, [RankProgress(rank=0, step=5, phase="\x1b[2J", stalled_ms=5000)], 1.0)
     assert "\x1b" not in said(progress)
 
 

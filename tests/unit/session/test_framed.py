@@ -75,7 +75,7 @@ async def both() -> AsyncIterator[tuple[Dialled, Accepted]]:
         for link in links:
             link.close()
         for link in links:
-            await link.gone()
+            await link.wait_closed()
 
 
 class Raw:
@@ -119,7 +119,7 @@ async def raw() -> AsyncIterator[tuple[Raw, Accepted]]:
     finally:
         other.close()
         link.close()
-        await link.gone()
+        await link.wait_closed()
 
 
 def framed(message: bytes) -> bytes:
@@ -191,7 +191,7 @@ async def test_the_dialling_end_raises_the_error_of_an_invalid_message() -> None
     with pytest.raises(InvalidArgument, match="is no Down"):
         await link.recv()
     other.close()
-    await link.gone()
+    await link.wait_closed()
 
 
 async def test_an_undecodable_last_frame_is_an_error() -> None:
@@ -201,7 +201,7 @@ async def test_an_undecodable_last_frame_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="last frame"):
         await link.recv()
     other.close()
-    await link.gone()
+    await link.wait_closed()
 
 
 async def test_only_the_newest_world_and_progress_message_stay_queued() -> None:
@@ -241,7 +241,7 @@ async def test_a_side_that_never_reads_loses_the_link_and_no_more() -> None:
         assert await link.recv() is None
         link.send(moved("after the end"))
         async with asyncio.timeout(3):
-            await link.gone()
+            await link.wait_closed()
 
 
 async def test_a_reader_that_is_behind_stops_the_sender() -> None:
@@ -267,7 +267,7 @@ async def test_messages_sent_before_the_close_arrive() -> None:
         for number in range(5):
             assert (await ours.recv()) == moved(f"{number}{big}")
         assert await ours.recv() is None
-        await theirs.gone()
+        await theirs.wait_closed()
 
 
 async def test_the_closing_error_reaches_a_client_that_is_sending() -> None:
@@ -287,7 +287,7 @@ async def test_a_silent_side_holds_an_end_up_for_a_second_at_most() -> None:
         link.send(moved("x" * 1_000_000))
         link.close()
         began = asyncio.get_running_loop().time()
-        await link.gone()
+        await link.wait_closed()
         assert asyncio.get_running_loop().time() - began < 1.5
 
 

@@ -58,7 +58,7 @@ def test_an_armed_standalone_process_leaves_and_ends_at_a_newer_world(
 ) -> None:
     room, process_end = Room(1), Gone()
     context = room.rank(0)
-    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     hear(room, 1)
     ending.arm()
     before = context.left
@@ -83,7 +83,7 @@ def test_in_an_interactive_session_nothing_ends_the_process(
         monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
     room, process_end = Room(1), Gone()
     context = room.rank(0)
-    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     ending.arm()
     hear(room, 2)
     assert not process_end.ran.wait(0.05)
@@ -98,7 +98,7 @@ def test_in_an_interactive_session_nothing_ends_the_process(
 
 def test_a_newer_world_received_before_arming_ends_the_process_when_armed() -> None:
     room, process_end = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     hear(room, 2)
     assert not ending.armed
     ending.over(STALE)  # returns at once: a process that is not armed adopts the newer world
@@ -125,7 +125,7 @@ class Drained(RoomRank):
 def test_a_standalone_process_drains_and_leaves_on_a_notice_or_signal(how: str) -> None:
     room, process_end = Room(2), Gone()
     context = Drained(room)
-    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     ending.arm()
     assert ending.leaves, "and nobody has to end it"
     update = WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING)
@@ -150,7 +150,7 @@ def test_a_standalone_process_drains_and_leaves_on_a_notice_or_signal(how: str) 
 def test_a_standalone_process_ignores_a_drain_of_another_member() -> None:
     room, process_end = Room(2), Gone()
     context = room.rank(0)
-    ending = StandaloneExit(context, detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     ending.arm()
     drain = StopNotice(generation=2, action=STOP_ACTION_DRAIN, worker_ids=["w7"], reason="w7 is to leave")
     for callback in list(room.observers[0]):
@@ -163,7 +163,7 @@ def test_a_standalone_process_ignores_a_drain_of_another_member() -> None:
 @pytest.mark.parametrize("how", ["closed", "done"])
 def test_a_process_that_is_done_is_not_ended(how: str) -> None:
     room, process_end = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     ending.arm()
     if how == "closed":
         ending.close()
@@ -218,7 +218,7 @@ def test_in_process_a_rank_waits_for_its_new_place() -> None:
 
 def test_a_failure_caused_by_a_lost_peer_is_not_reported_as_the_rank_s_own() -> None:
     room, process_end = Room(2), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     waits = threading.Thread(
         target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True
     )
@@ -233,7 +233,7 @@ def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
     armed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     room, process_end = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     if armed:
         ending.arm()
     waits = threading.Thread(target=ending.failed, args=(RESTORED,), daemon=True)
@@ -255,7 +255,7 @@ def test_a_process_refused_before_its_first_world_by_a_restore_ends_with_75() ->
 
 def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
     room, process_end = Room(1), Gone()
-    ending = StandaloneExit(room.rank(0), detect_s=0.0, gone=process_end)
+    ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     callbacks = tuple(room.end_observers)
     ending.close()
     assert not room.end_observers
@@ -278,7 +278,7 @@ class LiveReports(RoomRank):
 def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exception) -> None:
     room, process_end = Room(2), Gone()
     context = room.rank(0) if error is STALE else LiveReports(room, 0)
-    ending = StandaloneExit(context, detect_s=LIMIT_S, gone=process_end)
+    ending = StandaloneExit(context, detect_s=LIMIT_S, exit_process=process_end)
     ending.arm()
     if error is STALE:
         hear(room, 2, done=True)
@@ -291,11 +291,11 @@ def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exc
 def test_a_rank_s_own_failure_counts_even_if_a_job_is_done(error: Exception) -> None:
     room = Room(1)
     context = room.rank(0) if isinstance(error, JobDone) else LiveReports(room, 0)
-    StandaloneExit(context, detect_s=LIMIT_S, gone=Gone()).failed(error)
+    StandaloneExit(context, detect_s=LIMIT_S, exit_process=Gone()).failed(error)
 
 
 def test_a_failure_in_a_world_of_one_and_an_interruption_are_the_rank_s_own() -> None:
     process_end = Gone()
-    StandaloneExit(Room(1).rank(0), detect_s=0.0, gone=process_end).failed(RuntimeError())
-    StandaloneExit(Room(2).rank(0), detect_s=0.0, gone=process_end).failed(KeyboardInterrupt())
+    StandaloneExit(Room(1).rank(0), detect_s=0.0, exit_process=process_end).failed(RuntimeError())
+    StandaloneExit(Room(2).rank(0), detect_s=0.0, exit_process=process_end).failed(KeyboardInterrupt())
     assert not process_end.count

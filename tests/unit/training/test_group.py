@@ -15,10 +15,10 @@ class Ranks:
 
     def __init__(self, *ends: Exception | dict[int, bytes]) -> None:
         self.ends = list(ends)
-        self.asked: list[tuple[str, bytes, float]] = []
+        self.requests: list[tuple[str, bytes, float]] = []
 
     def barrier(self, name: str, payload: bytes, *, timeout_s: float) -> dict[int, bytes]:
-        self.asked.append((name, payload, timeout_s))
+        self.requests.append((name, payload, timeout_s))
         end = self.ends.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -33,7 +33,7 @@ def met(ranks: Ranks) -> dict[int, bytes]:
 def test_a_rank_that_is_late_is_waited_for() -> None:
     ranks = Ranks(BarrierTimeout("rank 1 is missing"), {0: b"there"})
     assert met(ranks) == {0: b"there"}
-    assert ranks.asked == [(MEETING, b"here", MEETING_S)] * 2
+    assert ranks.requests == [(MEETING, b"here", MEETING_S)] * 2
     assert MEETINGS * MEETING_S >= 1_200, "a start waits for 900 s, by default"
 
 

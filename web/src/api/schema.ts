@@ -664,8 +664,8 @@ export interface components {
         };
         /** MissingRank */
         MissingRank: {
-            heard_ms: number | null;
             host: string;
+            last_seen_ms: number | null;
             phase: string;
             rank: number;
             step: number | null;
@@ -732,8 +732,8 @@ export interface components {
             compute_us: number | null;
             devices: components["schemas"]["Device"][];
             finding: string;
-            heard_ms: number | null;
             host: string;
+            last_seen_ms: number | null;
             /** @description The last lines that its process wrote, if its agent keeps them. */
             log: string[];
             /** @description The same of the rank's process before that one, if it ran on this host. */
@@ -777,7 +777,7 @@ export interface components {
             compute_us: (number | null)[];
             generation: number;
             /** @description Since the rank reported something. */
-            heard_ms: (number | null)[];
+            last_seen_ms: (number | null)[];
             median_compute_us: (number | null)[];
             /** @description Its own best compute time over the present one: 1 is as fast as ever. */
             own_score: (number | null)[];

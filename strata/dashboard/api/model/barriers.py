@@ -12,7 +12,7 @@ class MissingRank:
     host: str
     step: int | None
     phase: str
-    heard_ms: int | None
+    last_seen_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class Ranks:
     """The phases that `phase` counts."""
     phase: tuple[int, ...]
     """Index into `phases`."""
-    heard_ms: tuple[int | None, ...]
+    last_seen_ms: tuple[int | None, ...]
     """Since the rank reported something."""
     stalled_ms: tuple[int, ...]
     """How long it has been stuck; 0 while it is not."""
@@ -97,7 +97,7 @@ class Rank:
     host: str
     step: int | None
     phase: str
-    heard_ms: int | None
+    last_seen_ms: int | None
     stalled_ms: int
     compute_us: int | None
     median_compute_us: int | None

@@ -147,7 +147,7 @@ class LiveReports:
 
     def __init__(self) -> None:
         self.devices_: list[Sequence[DeviceStatus]] = []
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.news = asyncio.Event()
         self.refusing = False
         self.unfit: list[str] = []
@@ -157,7 +157,7 @@ class LiveReports:
         self.news.set()
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         self.news.set()
         if self.refusing:
             raise Unavailable("nobody is there")
@@ -190,15 +190,15 @@ async def test_a_fatal_error_drains_the_member_and_is_reported_at_once(host: Hos
         await reports.until(lambda: reports.devices_)
         assert [device.fault for device in reports.devices_[0]] == ["", ""]
         host.has(WELL, {**WELL, "xids": [79]})
-        await reports.until(lambda: reports.asked)
-        (request,) = reports.asked
+        await reports.until(lambda: reports.requests)
+        (request,) = reports.requests
         assert (request.job, request.action, list(request.worker_ids)) == ("j", STOP_ACTION_DRAIN, ["w"])
         assert request.reason == "device 1: XID 79: the GPU has fallen off the bus"
         assert reports.unfit == [request.reason], "a standby cannot be drained: it leaves"
         assert [device.fault != "" for device in reports.devices_[-1]] == [False, True]
         count = len(reports.devices_)
         await reports.until(lambda: len(reports.devices_) > count + 1)
-        assert len(reports.asked) == 1, "once for all readings"
+        assert len(reports.requests) == 1, "once for all readings"
 
 
 async def test_a_drain_is_requested_until_a_coordinator_accepts_it(
@@ -210,7 +210,7 @@ async def test_a_drain_is_requested_until_a_coordinator_accepts_it(
         reports.refusing = True
         await reports.until(lambda: reports.devices_)
         host.has({**WELL, "ecc_uncorrected": 2})
-        await reports.until(lambda: len(reports.asked) > 2)
+        await reports.until(lambda: len(reports.requests) > 2)
 
 
 @pytest.mark.parametrize("health", [{"drain_on_fault": False}, {"ignored_xids": ("79",)}])
@@ -222,7 +222,7 @@ async def test_no_member_is_drained_if_its_configuration_excludes_it(
         await reports.until(lambda: reports.devices_)
         host.has({**WELL, "xids": [79]})
         await reports.until(lambda: list(reports.devices_[-1][0].xids) == [79])
-        assert reports.asked == reports.unfit == []
+        assert reports.requests == reports.unfit == []
 
 
 async def test_a_node_with_a_sick_device_does_not_join(host: Host, tmp_path: Path) -> None:

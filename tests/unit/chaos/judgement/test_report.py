@@ -155,7 +155,7 @@ def test_the_worst_result_of_all_runs_sets_the_exit_code() -> None:
 
 
 def test_the_report_repeats_a_custom_scenario_by_its_path() -> None:
-    own = replace(result(), scenario="mine", asked="/runs of ours/mine.toml")
+    own = replace(result(), scenario="mine", scenario_argument="/runs of ours/mine.toml")
 
     assert "again   strata-chaos run --scenario '/runs of ours/mine.toml' --seed 3" in report.text(own)
 

@@ -265,7 +265,7 @@ def ranks_of(pair: Pair, world: str, *, near: Storage | None = None, others_s: f
             ranks=2,
             world=world,
             retry_s=(0.001,),
-            look_s=0.001,
+            poll_s=0.001,
             others_s=others_s,
         )
         for rank in range(2)

@@ -50,7 +50,7 @@ class Pair:
             missing=missing,
             afterwards=self.turned.release,
             retry_s=(0.001,),
-            look_s=0.001,
+            poll_s=0.001,
         )
 
     def with_incremental(self) -> tuple[Replica, Replica]:
@@ -277,7 +277,7 @@ def test_a_hold_is_visible_to_other_hosts_and_needs_no_far_storage(pair: Pair) -
     elsewhere = TieredStorage(MemoryStorage(), pair.far)
     assert elsewhere.is_held("generations/000001")
     assert elsewhere.list("generations") == ["000001"]
-    pair.both.let_go("generations/000001")
+    pair.both.release("generations/000001")
     assert not elsewhere.is_held("generations/000001")
     pair.far.fault = down
     pair.both.hold("generations/000001")

@@ -31,7 +31,7 @@ def compared(held: Sequence[dict[str, bytes]], *, limit_bytes: int = 4096) -> tu
         messages = [message for message in sent if message is not None]
         assert all(len(message) <= limit_bytes for message in messages)
         for rank in ranks:
-            rank.hear(messages)
+            rank.receive(messages)
         stages += 1
 
 

@@ -142,7 +142,7 @@ def test_a_hold_is_seen_with_byte_range_locks_as_on_nfs(
     assert not other.is_held("claim")
     holder.hold("claim")
     assert other.is_held("claim")
-    holder.let_go("claim")
+    holder.release("claim")
     assert not other.is_held("claim")
     assert other.read("claim") == b"body"
 

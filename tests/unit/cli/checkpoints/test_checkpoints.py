@@ -265,7 +265,7 @@ def test_gc_removes_leftovers_of_crashes_and_spares_a_save_in_progress(where: Pa
         assert [c["step"] for c in values("list", "-s", where)] == [20, 30]
         assert "nothing to remove" in run("gc", "-s", where)
     finally:
-        storage.let_go("generations/000007")
+        storage.release("generations/000007")
     run("gc", "-s", where)
     assert not held.exists(), "whoever held it is gone"
 

@@ -82,7 +82,7 @@ def test_two_jobs_are_refused_and_both_are_named(server: UnaryServer, command: s
     it = done(server, *command.split(), "gpt", "--job", "bert")
     assert isinstance(it.exception, InvalidArgument), "which ends a command with 2"
     assert it.exception.message == "the argument names the job gpt, and --job names bert"
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize("command", ASKS)
@@ -95,11 +95,11 @@ def test_the_job_comes_from_the_environment_or_the_file_and_is_otherwise_require
     jobs = {request.job for request in server.asked_for(ASKS[command])}
     assert jobs == {"gpt", "of-the-file"}
     Path("strata.toml").unlink()
-    before = len(server.asked)
+    before = len(server.requests)
     it = done(server, *command.split())
     assert isinstance(it.exception, InvalidArgument)
     assert it.exception.message == "no job is named"
-    assert len(server.asked) == before, "in particular not about `default`"
+    assert len(server.requests) == before, "in particular not about `default`"
 
 
 @pytest.mark.parametrize("how", ["gpt a b", "a b --job gpt", "--job gpt a b"])
@@ -115,7 +115,7 @@ def test_a_drain_without_a_worker_shows_its_usage(server: UnaryServer) -> None:
     assert isinstance(it.exception, InvalidArgument)
     assert it.exception.message == "no worker is named, only node-3"
     assert it.exception.hint == "name the job and the members: JOB WORKER, or WORKER --job JOB"
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize("how", ["typo", "--job typo"])

@@ -170,7 +170,7 @@ def pressed(keys: list[str], view: View, seen: Seen) -> View | None:
     at: View | None = view
     for key in keys:
         assert at is not None
-        room = frame(at, seen, SMALL, now_s=100.0, now_ms=NOW_MS).room
+        room = frame(at, seen, SMALL, now_s=100.0, now_ms=NOW_MS).rows
         at = after_key(at, key, seen, room)
     return at
 
@@ -351,11 +351,11 @@ class Answers:
     """A client that answers with the given resources, and records the requested paths."""
 
     def __init__(self, **more: Any) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.more = more
 
     def resource(self, path: str) -> Any:
-        self.asked.append(path)
+        self.requests.append(path)
         answer = self.more.get(path.partition("?")[0].strip("/").replace("/", "_"), {"path": path})
         if isinstance(answer, Exception):
             raise answer
@@ -365,11 +365,16 @@ class Answers:
 def test_a_page_is_read_with_all_its_parts_and_the_slow_ones_rarely() -> None:
     client = Answers(jobs_gpt_history=plain(looked.history(100)))
     seen = look(client.resource, "gpt")
-    assert {each.rpartition("/")[2] for each in client.asked} >= {"gpt", "ranks", "barriers", "generations"}
-    client.asked.clear()
+    assert {each.rpartition("/")[2] for each in client.requests} >= {
+        "gpt",
+        "ranks",
+        "barriers",
+        "generations",
+    }
+    client.requests.clear()
     again = look(client.resource, "gpt", seen, all_of_it=False)
     since = NOW_MS - reading.AGAIN_MS
-    assert client.asked == [
+    assert client.requests == [
         "/jobs/gpt",
         "/jobs/gpt/ranks",
         "/jobs/gpt/barriers",
@@ -381,9 +386,9 @@ def test_a_page_is_read_with_all_its_parts_and_the_slow_ones_rarely() -> None:
 def test_the_page_of_a_rank_is_read_alone_and_the_job_is_kept() -> None:
     client = Answers(jobs_gpt_history=plain(looked.history(100)), jobs_gpt_ranks_3=plain(looked.rank(3)))
     seen = look(client.resource, "gpt")
-    client.asked.clear()
+    client.requests.clear()
     opened = look(client.resource, "gpt", seen, rank=3, all_of_it=False)
-    assert client.asked == ["/jobs/gpt/ranks/3"]
+    assert client.requests == ["/jobs/gpt/ranks/3"]
     assert (opened.one, opened.rank) == (plain(looked.rank(3)), 3)
     assert (opened.detail, opened.ranks) == (seen.detail, seen.ranks)
     back = look(client.resource, "gpt", opened, all_of_it=False)
@@ -421,7 +426,7 @@ def test_a_job_name_stays_within_its_part_of_the_path() -> None:
     client = Answers()
     client.more["jobs_a%2Fb_history"] = plain(looked.history(2))
     look(client.resource, "a/b")
-    assert client.asked[0] == "/jobs/a%2Fb"
+    assert client.requests[0] == "/jobs/a%2Fb"
 
 
 @pytest.mark.parametrize(("how", "style"), [("done", "dim"), ("lost", "bold red"), ("standby", "")])
@@ -478,9 +483,9 @@ def test_a_part_too_large_for_an_answer_is_left_out_and_the_page_is_shown() -> N
         assert any(each.startswith("saved     step 1,200") for each in lines)
     assert any("301000 bytes" in each.plain for each in snapshot(seen, 120, now_ms=NOW_MS))
     # the refused resource is requested again together with the slowly changing ones, not every second
-    client.asked.clear()
+    client.requests.clear()
     again = look(client.resource, "gpt", seen, all_of_it=False)
-    assert (again.not_shown, "/jobs/gpt/ranks" in client.asked) == (seen.not_shown, False)
+    assert (again.not_shown, "/jobs/gpt/ranks" in client.requests) == (seen.not_shown, False)
     client.more["jobs_gpt_ranks"] = plain(looked.ranks())
     whole = look(client.resource, "gpt", again)
     assert (whole.not_shown, whole.ranks) == ({}, plain(looked.ranks()))

@@ -121,7 +121,7 @@ def test_an_endpoint_that_refuses_ends_no_call_while_the_others_restart(
         answer = server.answers[GetStatusRequest]
 
         def restarting(request: object) -> object:
-            if len(refusing.asked) < 6:  # more refusals than there are endpoints
+            if len(refusing.requests) < 6:  # more refusals than there are endpoints
                 raise errors.Unavailable("it starts")
             return answer(request)
 
@@ -164,7 +164,7 @@ def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server:
         for _ in range(6):  # the pauses grow to 2 s
             with pytest.raises(errors.Unavailable):
                 client.status()
-        server.asked.clear()
+        server.requests.clear()
 
         with pytest.raises(errors.Unavailable, match="no etcd"):
             client.status()

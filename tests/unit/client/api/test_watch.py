@@ -25,7 +25,7 @@ class Endpoints:
 
     def __init__(self, **answers: errors.StrataError | None) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     @asynccontextmanager
     async def connected(self, endpoint: Endpoint, **_: Any) -> AsyncIterator[Connection]:
@@ -36,7 +36,7 @@ class Endpoints:
         return self
 
     async def Watch(self, _request: object, **_: Any) -> AsyncIterator[WatchResponse]:  # noqa: N802  # gRPC's name
-        self.asked.append(self.at)
+        self.requests.append(self.at)
         error = self.answers[self.at]
         if error is not None:
             raise error
@@ -63,7 +63,7 @@ async def test_an_endpoint_that_refuses_ends_no_watch_while_the_others_restart(
     ask = there.Watch
 
     def counted(*args: Any, **more: Any) -> Any:
-        if there.asked.count("x") > 6:  # more refusals than there are endpoints
+        if there.requests.count("x") > 6:  # more refusals than there are endpoints
             there.answers["y"] = None
         return ask(*args, **more)
 
@@ -80,8 +80,8 @@ async def test_a_watch_ends_after_one_refusal_more_in_a_row_than_there_are_endpo
     there = Endpoints(**dict.fromkeys(names))
     following = there.watch(monkeypatch)
     assert await anext(following) == SERVED
-    there.asked.clear()
+    there.requests.clear()
     there.answers = dict.fromkeys(names, errors.Unauthenticated("revoked"))
     with pytest.raises(errors.Unauthenticated, match="revoked"):
         await anext(following)
-    assert len(there.asked) == count + 1
+    assert len(there.requests) == count + 1

@@ -18,14 +18,14 @@ LIMIT_S = 20
 NEVER = threading.Event()
 
 
-def catalog_of(port: Port, *, save_wait_s: float = LIMIT_S, ask_again_s: float = 2.0) -> CoordinatedCatalog:
+def catalog_of(port: Port, *, save_wait_s: float = LIMIT_S, retry_s: float = 2.0) -> CoordinatedCatalog:
     ids: Iterator[str] = (f"r{port.rank}n{n}" for n in range(100))
     return CoordinatedCatalog(
         port,
         root_uri="file:///data",
         new_id=lambda: next(ids),
         save_wait_s=save_wait_s,
-        ask_again_s=ask_again_s,
+        retry_s=retry_s,
     )
 
 
@@ -69,7 +69,7 @@ def saved(cluster: Cluster, catalog: CoordinatedCatalog, step: int) -> Checkpoin
 def test_a_lost_push_is_replaced_by_polling() -> None:
     cluster = Cluster(a=1)
     cluster.pushes = False
-    catalog = catalog_of(cluster.port(0), ask_again_s=0.01)
+    catalog = catalog_of(cluster.port(0), retry_s=0.01)
     record = saved(cluster, catalog, 20)
     assert record.state is CheckpointState.OPEN, "the answer is from before the commit"
     assert catalog.wait(record, _is_committed, timeout_s=LIMIT_S, cancelled=NEVER).sealed

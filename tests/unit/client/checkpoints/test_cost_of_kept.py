@@ -33,16 +33,16 @@ class Counting(MemoryStorage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
 
     def __getattribute__(self, name: str) -> Any:
         if name in {"sink", "create_once", "is_held", "read", "exists", "list", "delete"}:
-            self.asked[name] += 1
+            self.requests[name] += 1
         return super().__getattribute__(name)
 
     def take(self) -> Counter[str]:
-        asked, self.asked = self.asked, Counter()
-        return asked
+        requests, self.requests = self.requests, Counter()
+        return requests
 
 
 def saved(storage: Storage, catalog: LocalCatalog, step: int, keep: Keep) -> None:
@@ -61,7 +61,7 @@ def test_save_requests_to_one_storage_do_not_grow_with_kept_checkpoints(
 ) -> None:
     """This also holds for checkpoints of an earlier process: this process verifies them with its first save."""
 
-    def asked(kept: int) -> Counter[str]:
+    def requests(kept: int) -> Counter[str]:
         storage, keep = Counting(), kept_by(kept, all_stay=all_stay)
         catalog = local_catalog(storage)
         for step in range(1, kept + 1):
@@ -75,12 +75,12 @@ def test_save_requests_to_one_storage_do_not_grow_with_kept_checkpoints(
         saved(storage, catalog, kept + 3, keep)
         return storage.take()
 
-    assert asked(MANY) == asked(FEW)
+    assert requests(MANY) == requests(FEW)
 
 
 @pytest.mark.parametrize("all_stay", [True, False])
 def test_save_requests_to_two_storages_do_not_grow_with_kept_checkpoints(all_stay: bool) -> None:
-    def asked(kept: int) -> tuple[Counter[str], Counter[str]]:
+    def requests(kept: int) -> tuple[Counter[str], Counter[str]]:
         near, far = Counting(), Counting()
         storage, keep = TieredStorage(near, far), kept_by(kept, all_stay=all_stay)
         catalog = local_catalog(storage)
@@ -91,7 +91,7 @@ def test_save_requests_to_two_storages_do_not_grow_with_kept_checkpoints(all_sta
         saved(storage, catalog, kept + 3, keep)
         return near.take(), far.take()
 
-    assert asked(MANY) == asked(FEW)
+    assert requests(MANY) == requests(FEW)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_save_requests_to_s3_do_not_grow_with_kept_checkpoints(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
 
-    def asked(kept: int) -> Counter[str]:
+    def requests(kept: int) -> Counter[str]:
         with (
             serving(StubS3()) as stub,
             CheckpointManager(
@@ -121,7 +121,7 @@ def test_save_requests_to_s3_do_not_grow_with_kept_checkpoints(
                 manager.wait_until_finished()
             return Counter(request.kind for request in stub.requests)
 
-    assert asked(8) == asked(2)
+    assert requests(8) == requests(2)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -134,7 +134,7 @@ def test_save_requests_to_coordinators_do_not_grow_with_kept_checkpoints(
 
     from strata.integrations.dcp import StrataWriter  # noqa: PLC0415  # as above
 
-    def asked(kept: int, root: Path) -> Counter[str]:
+    def requests(kept: int, root: Path) -> Counter[str]:
         cluster, requests = Cluster(n1=1), Counter[str]()
 
         def note(request: Message) -> None:
@@ -156,7 +156,7 @@ def test_save_requests_to_coordinators_do_not_grow_with_kept_checkpoints(
                     one.wait_until_finished()
         return requests
 
-    many, few = asked(12, tmp_path / "many"), asked(2, tmp_path / "few")
+    many, few = requests(12, tmp_path / "many"), requests(2, tmp_path / "few")
     assert many == few
     assert pb.ListCheckpointsRequest.__name__ not in many, "it lists all that are kept"
 

@@ -48,13 +48,13 @@ class Rank:
         self.rank = rank
         self.supports_graceful_stop = False
         self.begun = threading.Event()
-        self.hears: Callable[[WorldUpdate], None] | None = None
+        self.has_recent_transport: Callable[[WorldUpdate], None] | None = None
 
     def support_graceful_stop(self) -> None:
         self.supports_graceful_stop = True
 
-    def observe_world(self, hears: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        self.hears = hears
+    def observe_world(self, has_recent_transport: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        self.has_recent_transport = has_recent_transport
         return lambda: setattr(self, "hears", None)
 
     def has_met(self, name: str) -> bool:
@@ -71,10 +71,10 @@ class Rank:
         self.ranks.meeting.wait(timeout_s)
         return self.ranks.round
 
-    def hear(self, action: int = STOP_ACTION_PREEMPT, generation: int = 7) -> None:
+    def on_progress(self, action: int = STOP_ACTION_PREEMPT, generation: int = 7) -> None:
         notice = StopNotice(action=action, generation=generation, grace_ms=20_000)  # type: ignore[arg-type]
-        assert self.hears is not None
-        self.hears(WorldUpdate(notice=notice))
+        assert self.has_recent_transport is not None
+        self.has_recent_transport(WorldUpdate(notice=notice))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -90,7 +90,7 @@ def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
             if points[rank].reached(step):
                 return step
             if step == 0:  # the notice reaches each rank, wherever it waits for the others
-                threading.Timer(rng.random() / 100, ranks.each[rank].hear).start()
+                threading.Timer(rng.random() / 100, ranks.each[rank].on_progress).start()
         raise AssertionError("nobody stopped")
 
     with ThreadPoolExecutor(3) as pool:
@@ -104,15 +104,15 @@ def test_a_notice_of_another_generation_or_of_a_scale_is_ignored() -> None:
     (rank,) = Ranks(1).each
     point = PreemptionPoint(rank, storage_uri="x")
     assert not point.reached(1)
-    rank.hear(generation=6)
+    rank.on_progress(generation=6)
     assert not point.reached(2)
-    rank.hear(STOP_ACTION_SCALE)
+    rank.on_progress(STOP_ACTION_SCALE)
     assert not point.reached(3), "the ranks of a world of another size do not leave with 75 before it"
-    rank.hear()
+    rank.on_progress()
     assert point.reached(4)
     assert not point.reached(3)
     point.close()
-    assert rank.hears is None
+    assert rank.has_recent_transport is None
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -123,14 +123,14 @@ def test_each_generation_agrees_on_a_stop_separately(broken: bool) -> None:
     point = PreemptionPoint(rank, storage_uri="x")
     assert not point.reached(10)
     ranks.broken = broken
-    rank.hear()
+    rank.on_progress()
     assert point.reached(11) is not broken
 
     ranks.broken = False
     rank.generation = 8
     assert not point.reached(3), "it goes on from an older step, and nobody asks it to stop"
     assert not point.reached(12)
-    rank.hear(generation=9)
+    rank.on_progress(generation=9)
     assert not point.reached(13)
     rank.generation = 9
     assert point.reached(4)

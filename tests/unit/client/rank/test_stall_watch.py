@@ -9,7 +9,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from strata.client.rank.stall_watch import LOOK_S, STACKS, Actions, StallWatch
+from strata.client.rank.stall_watch import POLL_S, STACKS, Actions, StallWatch
 from strata.core.health.stalls import StallLimits
 from strata.observe import get_logger
 from strata.testing.virtual_time import in_virtual_time
@@ -24,7 +24,7 @@ class Node:
 
     def __init__(self, *, evict: bool = False) -> None:
         self.told: list[RankProgress] = []
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         self.first_asked = asyncio.Event()
         self.dump_s = 0.1
         self.asking = 0
@@ -49,7 +49,7 @@ class Node:
         self.told += ranks
 
     async def _stack(self, rank: int) -> str | None:
-        self.asked.append(rank)
+        self.requests.append(rank)
         self.first_asked.set()
         self.asking += 1
         self.at_once.append(self.asking)
@@ -68,7 +68,7 @@ class Node:
         self.evicted.append((rank, generation, reason))
 
     def say(self, rank: int, step: int, phase: str = "step", generation: int = 1) -> None:
-        self.watch.hear(generation, [RankProgress(rank=rank, step=step, phase=phase)])
+        self.watch.on_progress(generation, [RankProgress(rank=rank, step=step, phase=phase)])
 
     async def train(self, ranks: int, steps: int) -> None:
         """Let ranks run steps of one second each."""
@@ -100,7 +100,7 @@ async def test_reports_are_passed_on_with_the_duration_of_steps(node: Node) -> N
     assert (last.step, last.usual_ms) == (4, 1_000)
     assert (round(last.step_us, -2), round(last.median_step_us, -2)) == (1_000_000, 1_000_000)
     for step, own_us in ((5, 7), (6, 9), (7, 50)):
-        node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
+        node.watch.on_progress(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
     last = node.told[-1]
     assert (last.step_us, last.median_step_us) == (50, 9), "what the rank itself measured counts"
     node.say(9, 3, generation=8)
@@ -114,7 +114,7 @@ async def test_a_save_hold_is_passed_on_and_logged_at_its_begin_and_end() -> Non
         with capture_logs() as logs:
             await node.train(1, 4)
             for step in (5, 6):
-                node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", save_hold=hold)])
+                node.watch.on_progress(1, [RankProgress(rank=0, step=step, phase="step", save_hold=hold)])
             assert node.told[-1].save_hold == hold
             await asyncio.sleep(30)
             assert node.stalled[-1].save_hold == hold, "the word of its stall does not end the hold"
@@ -139,7 +139,7 @@ async def test_a_stalled_rank_is_reported_once_with_its_stack_and_trace(node: No
     assert report.age_ms >= report.stalled_ms
     assert "line 1 in backward" in report.stack
     assert (report.trace_file, report.trace_bytes) == ("/traces/rank_1", 2048)
-    assert node.asked == [1, 1], "when it is late, and when that is a stall"
+    assert node.requests == [1, 1], "when it is late, and when that is a stall"
     node.say(1, 6)
     assert node.told[-1].stalled_ms == 0
 
@@ -159,7 +159,7 @@ async def test_a_late_rank_is_reported_with_its_activity_before_it_is_stalled(no
         2: ("", "", "stopped", 0),
     }
     assert all(report.age_ms >= 3_000 for report in late)
-    assert 2 not in node.asked, "a stopped process answers nothing"
+    assert 2 not in node.requests, "a stopped process answers nothing"
     node.say(1, 6)
     assert (node.told[-1].late_ms, node.told[-1].where, node.told[-1].process) == (0, "", "")
 
@@ -182,14 +182,14 @@ async def test_late_ranks_are_reported_before_their_stacks_arrive(
     await node.train(40, 5)
     await asyncio.sleep(2.0)
     node.told.clear()
-    await asyncio.sleep(LOOK_S + 0.1)
+    await asyncio.sleep(POLL_S + 0.1)
     first = {report.rank: report for report in node.told}
     assert set(first) == set(range(40))
     assert all(report.late_ms and not report.where for report in first.values())
     assert {rank for rank, report in first.items() if report.process} == {39}, "it is not asked anything"
     node.say(0, 6)  # it moves on, and stalls again while the other ranks' stacks are requested
     node.told.clear()
-    await asyncio.sleep(3.0 + LOOK_S + 0.1)
+    await asyncio.sleep(3.0 + POLL_S + 0.1)
     assert [report.rank for report in node.told if report.late_ms and not report.where] == [0]
     await asyncio.sleep(3.0 * 4)
     last = {report.rank: report.where for report in node.told}
@@ -212,8 +212,8 @@ async def test_stack_requests_to_many_ranks_are_limited(node: Node) -> None:
 @in_rig(watched)
 async def test_a_departed_rank_or_one_of_another_generation_is_not_watched(node: Node) -> None:
     await node.train(2, 5)
-    node.watch.gone(1, 0)
-    node.watch.gone(7, 1)
+    node.watch.on_detached(1, 0)
+    node.watch.on_detached(7, 1)
     await asyncio.sleep(12)
     assert [report.rank for report in node.stalled] == [1]
     node.watch.watch(2)

@@ -43,20 +43,20 @@ async def ended(member: Any) -> Unauthenticated:
     return member.error
 
 
-async def watching(server: Served, credentials: Credentials, heard: asyncio.Queue[Any]) -> None:
+async def watching(server: Served, credentials: Credentials, last_seen: asyncio.Queue[Any]) -> None:
     """Watch until the stream ends; put each message, and then the error, into `heard`."""
     async with server.channel(credentials) as channel:
         stream: Any = WatchStub(channel).Watch(WatchRequest(job="job"), metadata=shown(credentials))
         try:
             async for message in stream:
-                heard.put_nowait(message)
+                last_seen.put_nowait(message)
         except grpc.aio.AioRpcError as error:
-            heard.put_nowait(from_rpc(error, server.address))
+            last_seen.put_nowait(from_rpc(error, server.address))
 
 
-async def next_error(heard: asyncio.Queue[Any]) -> Exception:
+async def next_error(last_seen: asyncio.Queue[Any]) -> Exception:
     async with asyncio.timeout(LIMIT_S):
-        while not isinstance(found := await heard.get(), Exception):
+        while not isinstance(found := await last_seen.get(), Exception):
             pass
         return found
 

@@ -14,7 +14,7 @@ from strata.coordinator.context import ReadResource
 from strata.coordinator.controllers.compaction import Compaction
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.etcd.members import EtcdMember
-from strata.coordinator.peers.registry import UNHEARD
+from strata.coordinator.peers.registry import NOT_RECEIVED
 from strata.core.access.authority import Identity, Role
 from strata.errors import QuotaExceeded, Unavailable
 from strata.testing.virtual_time import in_virtual_time
@@ -24,9 +24,11 @@ from tests.unit.coordinator.rig import in_rig, rig
 from tests.unit.coordinator.serving_rig import Cluster, Node, cluster, in_cluster
 
 
-def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
+def asked(node: Node, *, last_seen: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
     """Return the admin calls of this replica, with `heard` as its ready peers and seven sessions."""
-    calls = AdminCalls(node.context, read, peer_ready=lambda instance: instance in heard, sessions=lambda: 7)
+    calls = AdminCalls(
+        node.context, read, peer_ready=lambda instance: instance in last_seen, sessions=lambda: 7
+    )
     return Calls(node.context.mirror, calls.rows(), cluster="default")
 
 
@@ -36,7 +38,7 @@ async def test_the_status_names_the_replicas_the_leader_and_the_answering_replic
     await f.register(node, "w")
     await asyncio.sleep(2)
     ready_peer = leader.context.instance
-    answer = await asked(node, heard=[ready_peer]).answer("get_status", GetStatusRequest(), NO_SESSION)
+    answer = await asked(node, last_seen=[ready_peer]).answer("get_status", GetStatusRequest(), NO_SESSION)
     assert answer.cluster == "default"
     assert answer.leader == leader.name
     assert answer.leader_epoch == leader.context.election.epoch
@@ -46,7 +48,7 @@ async def test_the_status_names_the_replicas_the_leader_and_the_answering_replic
     replicas = {r.replica: r for r in answer.replicas}
     assert set(replicas) == {"r1", "r2", "r3"}
     assert [name for name, r in replicas.items() if r.leader] == [leader.name]
-    silent = {name for name, r in replicas.items() if r.not_ready_reason == UNHEARD}
+    silent = {name for name, r in replicas.items() if r.not_ready_reason == NOT_RECEIVED}
     assert silent == set(replicas) - {leader.name, node.name}
     assert replicas[node.name].ready
     assert replicas[node.name].address == f"{node.name}:50051"

@@ -130,7 +130,7 @@ async def test_shards_follow_the_members_of_the_world(f: Cluster, node: Node) ->
 # -- orphans: the leader's count of their grace -----------------------------------------------
 
 
-async def gone(node: Node, worker: str) -> float:
+async def wait_exit(node: Node, worker: str) -> float:
     await node.context.mirror.wait_until(lambda view: view.get(JOB.worker(worker)) is None)
     return now()
 
@@ -150,7 +150,7 @@ async def test_a_new_leader_gives_members_their_whole_grace_again(f: Cluster) ->
     await leader.stop()
     await f.leader()
     elected_at = now()
-    assert await gone(stays, "w") - elected_at == pytest.approx(5, abs=0.2)
+    assert await wait_exit(stays, "w") - elected_at == pytest.approx(5, abs=0.2)
 
 
 @in_rig(cluster, 2, idle=True)
@@ -166,4 +166,4 @@ async def test_a_replica_that_becomes_ready_gives_members_time_to_come_to_it(f: 
     await asyncio.sleep(4)
     f.add("r3")
     ready_at = now()
-    assert await gone(leader, "w") - ready_at == pytest.approx(5, abs=0.2)
+    assert await wait_exit(leader, "w") - ready_at == pytest.approx(5, abs=0.2)

@@ -20,7 +20,7 @@ GRACE_S = 1.0
 DETECT_S = 5.0
 
 
-async def gone(c: Cluster, member: Member) -> float:
+async def wait_exit(c: Cluster, member: Member) -> float:
     """Return the time at which the key of this member's incarnation is deleted."""
     incarnation = member.incarnation
 
@@ -136,7 +136,7 @@ async def test_a_reconnect_within_the_grace_keeps_everything(c: Cluster, member:
 async def test_a_broken_stream_is_a_death_after_the_grace(c: Cluster, members: list[Member]) -> None:
     broke = now()
     members[1].drop()
-    died = await gone(c, members[1])
+    died = await wait_exit(c, members[1])
     assert GRACE_S <= died - broke < GRACE_S + 0.2
 
 
@@ -163,7 +163,7 @@ async def test_an_etcd_outage_removes_no_member_but_a_lost_one_is_removed_later(
     c["r1"].client.heal()
     back.dial("r1")
     await back.next("welcome")
-    await gone(c, dead)
+    await wait_exit(c, dead)
     await asyncio.sleep(20)
     assert not_none(c.worker("w0")).create_revision == back.incarnation
     assert not back.over.is_set()
@@ -203,7 +203,7 @@ async def test_a_member_that_dies_with_its_replica_is_found(c: Cluster, members:
     died = now()
     members[2].drop()
     c["r3"].kill()
-    assert await gone(c, members[2]) - died < 13
+    assert await wait_exit(c, members[2]) - died < 13
 
 
 # -- names ------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class BriefTransport:
         self.worker = WorkerId(member.worker)
         self.boot = BootId(member.boot)
         self.incarnation = member.incarnation
-        self.heard_s = 0.0
+        self.last_message_s = 0.0
 
     def quiet_s(self) -> float:
         return 0.0

@@ -434,13 +434,13 @@ async def test_every_replica_knows_the_age_of_unary_heartbeats_while_it_is_polle
     for _ in range(6):
         looker.look("job", None)
         await asyncio.sleep(1)
-    assert now() - not_none(looker.heard("job", "w0", client.incarnation)) < 2.5
+    assert now() - not_none(looker.last_seen("job", "w0", client.incarnation)) < 2.5
     beats.cancel()
     silent = now()
     for _ in range(4):
         looker.look("job", None)
         await asyncio.sleep(1)
-    last_heartbeat = not_none(looker.heard("job", "w0", client.incarnation))
+    last_heartbeat = not_none(looker.last_seen("job", "w0", client.incarnation))
     assert silent - 1.5 < last_heartbeat < silent + 0.5, "it grows while the client is silent"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.coordinator.reports.interest import LOOK_S
+from strata.coordinator.reports.interest import POLL_S
 from strata.coordinator.reports.progress import (
     MAX_STACK_CHARS,
     MAX_STACKS,
@@ -22,7 +22,7 @@ from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import (
     DeviceStatus,
     MemberDevices,
-    MemberHeard,
+    MemberLastSeen,
     RankEvidence,
     RankProgress,
     SaveHold,
@@ -135,22 +135,22 @@ async def test_news_is_sent_in_messages_of_bounded_size(board: ProgressBoard) ->
     assert sum(len(letter.ranks) for letter in letters) == 64 + 2900
     assert sum(len(letter.devices) for letter in letters) == 500
     assert board.news() == []
-    board.tell_again()
+    board.resend()
     assert sum(len(letter.ranks) for letter in board.news()) == 64 + 2900
 
 
 @in_virtual_time()
 async def test_heartbeats_of_departed_members_are_forgotten_while_news_is_read(board: ProgressBoard) -> None:
-    stays = MemberHeard(worker_id="stays", incarnation=1, age_ms=3_600_000)
+    stays = MemberLastSeen(worker_id="stays", incarnation=1, age_ms=3_600_000)
     for number in range(600):
-        passes = MemberHeard(worker_id=f"w{number}", incarnation=2 + number)
-        board.note_last_heard("j", [stays, passes], own=number % 2 == 0)
+        passes = MemberLastSeen(worker_id=f"w{number}", incarnation=2 + number)
+        board.note_last_seen("j", [stays, passes], own=number % 2 == 0)
         board.news()
         await asyncio.sleep(1)
-    heard = board.heard("j", "stays", 1)
-    assert heard is not None, "its replica says so each second, though it has been silent for an hour"
-    assert board.heard("j", "w599", 601) is not None
-    assert not any(board.heard("j", f"w{n}", 2 + n) for n in range(600 - int(UNSERVED_S) - 2))
+    last_seen = board.last_seen("j", "stays", 1)
+    assert last_seen is not None, "its replica says so each second, though it has been silent for an hour"
+    assert board.last_seen("j", "w599", 601) is not None
+    assert not any(board.last_seen("j", f"w{n}", 2 + n) for n in range(600 - int(UNSERVED_S) - 2))
 
 
 @in_virtual_time()
@@ -194,7 +194,7 @@ async def test_an_inspection_at_any_replica_brings_evidence_and_heartbeat_ages(
     service = looks(c, "r3")
     await asyncio.sleep(5)
     assert members[0].all("inspect") == []
-    assert service.heard("job", "w0", members[0].incarnation) is None
+    assert service.last_seen("job", "w0", members[0].incarnation) is None
     for _ in range(6):
         service.look("job", 0)
         service.look("job", None)
@@ -207,10 +207,12 @@ async def test_an_inspection_at_any_replica_brings_evidence_and_heartbeat_ages(
     for name in ("w0", "w1"):
         assert (
             now()
-            - not_none(service.heard("job", name, next(m.incarnation for m in members if m.worker == name)))
+            - not_none(
+                service.last_seen("job", name, next(m.incarnation for m in members if m.worker == name))
+            )
             < 4
         )
-    await asyncio.sleep(2 * LOOK_S + 12)
+    await asyncio.sleep(2 * POLL_S + 12)
     count = len(members[0].all("inspect"))
     assert service.evidence("job", 1, 0) is None
     await asyncio.sleep(10)

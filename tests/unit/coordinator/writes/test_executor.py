@@ -33,15 +33,15 @@ def claim(name: str, who: bytes) -> Txn:
 
 
 class Claim:
-    """Create `name` as `who`, or be refused if it exists with another value. `asked` counts the calls."""
+    """Create `name` as `who`, or be refused if it exists with another value. `decisions` counts the calls."""
 
     def __init__(self, name: str, who: bytes = b"me") -> None:
         self.key = KEYS.root + name
         self.name, self.who = name, who
-        self.asked = 0
+        self.decisions = 0
 
     def __call__(self, view: View) -> Decision:
-        self.asked += 1
+        self.decisions += 1
         kv = view.get(self.key)
         if kv is None:
             return Decision(reason="free", txn=claim(self.name, self.who))
@@ -56,7 +56,7 @@ async def test_the_executor_returns_once_the_view_shows_the_write(r: Rig) -> Non
     decide = Claim("a")
     await r.executor.settle(decide)
     assert r.get("a") == b"me"
-    assert decide.asked == 2
+    assert decide.decisions == 2
     assert r.network.reads == 0, "the transaction's own answer was fresh enough"
 
 

@@ -11,8 +11,8 @@ from strata.core.checkpoints.corruption import (
     decide_report_damage,
     has_open_report,
     next_confirmation,
+    report_texts,
     reports,
-    told,
 )
 from strata.core.checkpoints.lifecycle import newest
 from strata.core.checkpoints.maintenance import MaintenanceKind, tasks
@@ -301,7 +301,7 @@ def test_another_host_reads_the_object_that_was_reported_once(job: KeptJob) -> N
 def test_a_host_that_cannot_read_reports_it_and_confirms_nothing(job: KeptJob) -> None:
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", unread=True, reason="the disk is away")
-    assert list(told(job.store.job(), job.record(40))) == [
+    assert list(report_texts(job.store.job(), job.record(40))) == [
         "host-a on primary: found damage: a bit",
         "host-b on primary: could not read it: the disk is away",
     ]
@@ -312,7 +312,7 @@ def test_a_host_that_cannot_read_reports_it_and_confirms_nothing(job: KeptJob) -
     job.damage(40, "host-a", unread=True)
     assert has_open_report(job.store.job(), job.record(40)), "it takes no damage away"
     job.damage(40, "host-b", sound=True, object=ONE)
-    assert next(told(job.store.job(), job.record(40))) == (
+    assert next(report_texts(job.store.job(), job.record(40))) == (
         "host-b on primary: found no damage where host-a did: a bit"
     )
 
@@ -347,7 +347,7 @@ def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> 
     ]
     (task,) = tasks(view, "host-b")
     assert (task.step, task.object) == (40, in_step(chain, 40))
-    assert next(told(view, chain.record(80))).startswith("host-a on primary: found damage")
+    assert next(report_texts(view, chain.record(80))).startswith("host-a on primary: found damage")
     chain.damage(40, "host-b", sound=True, object=in_step(chain, 40))
     assert not any(has_open_report(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
 

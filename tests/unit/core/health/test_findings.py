@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from strata.core.health.attribution import NOBODY, RankReport, blame
+from strata.core.health.attribution import NO_BLAME, RankReport, blame
 from strata.core.health.findings import Device, Diagnosis, Ended, diagnose
 from strata.core.health.stragglers import StepTimes
 from strata.core.stop.save_hold import SaveHold
@@ -233,7 +233,7 @@ def test_a_rank_that_waits_for_a_moving_rank_is_not_blamed() -> None:
     """Rank 0 evaluates for a long time, with steady progress; the others wait for it."""
     moves = RankReport(rank=0, step=7, phase="eval 3/10", age_ms=100)
     waiting = [replace(report(rank, stalled_s=60), waits=True) for rank in (1, 2, 3)]
-    assert blame([moves, *waiting]) == NOBODY
+    assert blame([moves, *waiting]) == NO_BLAME
     assert set(blame(waiting).ranks) == {1, 2, 3}, "all wait for each other"
 
 

@@ -27,7 +27,7 @@ def stepping(steps: int, each_s: float, *, phase: str = "step") -> tuple[RankPac
     """Return a rank's pace after `steps` steps, and the time of the last step."""
     pace = RankPace()
     for step in range(steps + 1):
-        pace.hear(step, phase, step * each_s)
+        pace.observe(step, phase, step * each_s)
     return pace, steps * each_s
 
 
@@ -61,27 +61,27 @@ def test_steps_have_a_limit(steps: int, each_s: float, limit_s: float) -> None:
     pace, now = stepping(steps, each_s)
     assert pace.stall(now + limit_s - 0.1, LIMITS) is None
     assert pace.stall(now + limit_s + 0.1, LIMITS) is not None
-    assert not pace.hear(steps, "step", now + limit_s), "a word said again is no movement"
+    assert not pace.observe(steps, "step", now + limit_s), "a word said again is no movement"
     assert pace.stall(now + limit_s + 0.1, LIMITS) is not None
 
 
 def test_one_slow_step_does_not_move_the_limit() -> None:
     pace, now = stepping(10, 2.0)
-    pace.hear(11, "step", now + 19.0)
+    pace.observe(11, "step", now + 19.0)
     assert pace.usual_s() == 2.0
     assert pace.last_step_s == 19.0
 
 
 def test_each_phase_has_its_own_stall_limit_and_any_report_restarts_it() -> None:
     pace, now = stepping(10, 1.0)
-    pace.hear(10, "eval 1/2", now)
+    pace.observe(10, "eval 1/2", now)
     assert pace.stall(now + FIRST_OTHER_S - 1, LIMITS) is None, "an evaluation is no step"
-    pace.hear(10, "eval 2/2", now + 30.0)
-    pace.hear(10, "step", now + 60.0)
+    pace.observe(10, "eval 2/2", now + 30.0)
+    pace.observe(10, "step", now + 60.0)
     assert pace.usual_s("eval") == 60.0, "the stay in the phase, not its last word"
-    pace.hear(11, "step", now + 61.0)
+    pace.observe(11, "step", now + 61.0)
     assert pace.usual_s() == 1.0
-    pace.hear(11, "eval", now + 61.0)
+    pace.observe(11, "eval", now + 61.0)
     assert pace.stall(now + 61 + 599, LIMITS) is None
     assert pace.stall(now + 61 + 601, LIMITS) is not None, "ten times as long as the first evaluation"
 
@@ -89,7 +89,7 @@ def test_each_phase_has_its_own_stall_limit_and_any_report_restarts_it() -> None
 def test_the_time_of_steps_reported_together_is_divided() -> None:
     pace = RankPace()
     for step in range(0, 50, 10):
-        pace.hear(step, "train", step * 0.1)
+        pace.observe(step, "train", step * 0.1)
     assert pace.usual_s() == pytest.approx(0.1)
 
 
@@ -97,7 +97,7 @@ def test_a_configured_stall_limit_replaces_the_derived_one() -> None:
     limits = StallLimits.derive(5.0, fixed_s={"eval": 3.0, STEP: 600.0})
     pace, now = stepping(10, 1.0)
     assert pace.stall(now + 599, limits) is None
-    pace.hear(10, "eval", now)
+    pace.observe(10, "eval", now)
     assert not_none(pace.stall(now + 3.5, limits)).reason.endswith("as configured")
 
 
@@ -153,7 +153,7 @@ def test_a_rank_is_late_long_before_its_stall_limit(each_s: float, late_s: float
 def test_no_rank_is_late_before_its_usual_step_time_is_known() -> None:
     pace, now = stepping(2, 0.2)
     assert pace.late_s(now + 500) is None, "its first steps may compile"
-    pace.hear(2, "eval", now)
+    pace.observe(2, "eval", now)
     assert pace.late_s(now + 500) is None
 
 

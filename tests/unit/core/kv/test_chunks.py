@@ -66,7 +66,7 @@ def write(store: Store, txns: Iterable[Txn]) -> None:
         assert store.execute(txn).succeeded
 
 
-def gone(store: Store, *indices: int) -> None:
+def wait_exit(store: Store, *indices: int) -> None:
     for index in indices:
         store.delete(JOB.worker(f"node-{index:05d}"))
 
@@ -88,7 +88,7 @@ def test_chunks_that_do_not_fit_are_written_before_the_head(store: Store, epoch:
 def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store, epoch: int) -> None:
     crowd(store, 20)
     write(store, plan(store, epoch).txns)
-    gone(store, *range(5, 20))
+    wait_exit(store, *range(5, 20))
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=5))
     assert first_world(store, epoch) == 5
 
@@ -98,7 +98,7 @@ def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -
     """t1: the leader sends a chunk and gets no answer. t2: it plans anew. t3: the first chunk arrives."""
     crowd(store, 20)
     lost = plan(store, epoch).txns
-    gone(store, *range(10, 20))
+    wait_exit(store, *range(10, 20))
     write(store, plan(store, epoch, settled=True).txns)
     (head,) = plan(store, epoch, settled=True).txns
     write(store, lost)  # succeeds: the fence and the head are unchanged
@@ -127,6 +127,6 @@ def test_another_leaders_chunks_are_never_adopted(store: Store) -> None:
     assert store.execute(abandoned[0]).succeeded
     epoch = lead(store, "r2")
     assert not store.execute(abandoned[1]).succeeded
-    gone(store, *range(4, 20))
+    wait_exit(store, *range(4, 20))
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=4))
     assert first_world(store, epoch) == 4

@@ -14,7 +14,7 @@ def kv(key: str, value: bytes = b"x", *, mod: int = 1, create: int = 1) -> KeyVa
     return KeyValue(key=key, value=value, create_revision=create, mod_revision=mod, version=1)
 
 
-def gone(key: str, mod: int) -> Event:
+def wait_exit(key: str, mod: int) -> Event:
     return Event(kv=kv(key, b"", mod=mod, create=0), deleted=True)
 
 
@@ -46,7 +46,7 @@ def test_a_reset_replaces_the_view_and_returns_the_differences(view: View) -> No
 
 def test_changes_are_applied_in_order_and_never_backwards(view: View) -> None:
     view.apply(3, [Event(kv=kv("/a", mod=3))])
-    view.apply(4, [gone("/a", 4), Event(kv=kv("/b", mod=4))])
+    view.apply(4, [wait_exit("/a", 4), Event(kv=kv("/b", mod=4))])
     assert (keys(view), view.revision) == (["/b"], 4)
     view.apply(4, [])
     with pytest.raises(ValueError, match="after 4"):
@@ -55,7 +55,7 @@ def test_changes_are_applied_in_order_and_never_backwards(view: View) -> None:
 
 def test_deleting_an_absent_key_changes_nothing(view: View) -> None:
     view.reset(1, [kv("/a/b")])
-    view.apply(2, [gone("/a", 2), gone("/a/b/c", 2), gone("/x", 2)])
+    view.apply(2, [wait_exit("/a", 2), wait_exit("/a/b/c", 2), wait_exit("/x", 2)])
     assert keys(view) == ["/a/b"]
 
 
@@ -159,7 +159,7 @@ def test_a_derived_value_is_computed_once_per_state_of_its_key() -> None:
     assert view.derived("/a", make) == 3
     view.apply(7, [Event(kv=kv("/a", mod=7))])
     assert view.derived("/a", make) == 7
-    view.apply(8, [gone("/a", 8)])
+    view.apply(8, [wait_exit("/a", 8)])
     assert view.derived("/a", make) == 0
     view.reset(9, [kv("/a", mod=3)])
     assert view.derived("/a", make) == 3

@@ -45,7 +45,7 @@ def forget(store: Store, name: str, *, known: bool = True) -> None:
         assert store.execute(decision.txn).succeeded
 
 
-def gone(store: Store) -> dict[str, int]:
+def wait_exit(store: Store) -> dict[str, int]:
     found = unreachable(store.view(), KEYS)
     return {name: record.unreachable_since_unix_ms for name, record in found.items()}
 
@@ -53,7 +53,7 @@ def gone(store: Store) -> dict[str, int]:
 def test_a_coordinator_with_an_expired_lease_stays_listed_with_address_and_time(store: Store) -> None:
     assert listed(store) == 3
     store.delete(KEYS.replica("r2"))
-    assert gone(store) == {"r2": 0}, "before the leader has written, too"
+    assert wait_exit(store) == {"r2": 0}, "before the leader has written, too"
     assert listed(store) == 1
     assert unreachable(store.view(), KEYS) == {
         "r2": Coordinator(address="r2:1", epoch=epoch(store), unreachable_since_unix_ms=NOW)
@@ -68,7 +68,7 @@ def test_nothing_is_written_while_the_coordinators_stay_the_same(store: Store) -
     assert listed(store, now=NOW + 60_000) == 0
     lead(store, "r3")
     assert listed(store, now=NOW + 60_000) == 0, "a new leader keeps the time that the one before wrote"
-    assert gone(store) == {"r2": NOW}
+    assert wait_exit(store) == {"r2": NOW}
 
 
 def test_a_coordinator_that_registers_again_is_reachable_and_may_change_its_address(store: Store) -> None:
@@ -76,11 +76,11 @@ def test_a_coordinator_that_registers_again_is_reachable_and_may_change_its_addr
     store.delete(KEYS.replica("r2"))
     listed(store)
     store.put(KEYS.replica("r2"), Replica(instance=InstanceId("other"), address="new:1"))
-    assert gone(store) == {}, "whatever the list says"
+    assert wait_exit(store) == {}, "whatever the list says"
     assert listed(store) == 1
     store.delete(KEYS.replica("r2"))
     assert unreachable(store.view(), KEYS)["r2"].address == "new:1"
-    assert gone(store) == {"r2": 0}
+    assert wait_exit(store) == {"r2": 0}
 
 
 def test_a_plan_fails_if_the_coordinator_returned_or_the_leader_changed(store: Store) -> None:
@@ -103,7 +103,7 @@ def test_only_an_unreachable_coordinator_can_be_removed_from_the_list(store: Sto
         forget(store, "r2")
     store.delete(KEYS.replica("r2"))
     forget(store, "r2")
-    assert gone(store) == {}
+    assert wait_exit(store) == {}
     assert listed(store) == 0, "it does not come back by itself"
     forget(store, "r2")  # a retry after a lost answer
     with pytest.raises(NotFound, match="no coordinator is called r2"):
@@ -128,7 +128,7 @@ def test_the_leader_lists_a_running_coordinator_that_the_list_lacks(
     serve(store, "r2")
     assert listed(store) == 1
     store.delete(KEYS.replica("r2"))
-    assert gone(store) == {"r2": 0}
+    assert wait_exit(store) == {"r2": 0}
 
 
 def test_an_invalid_value_hides_no_coordinator_and_is_replaced(store: Store) -> None:
@@ -136,7 +136,7 @@ def test_an_invalid_value_hides_no_coordinator_and_is_replaced(store: Store) -> 
     store.execute(Txn(success=(Put(key=KEYS.coordinator("r2"), value=b"{"),)))
     store.execute(Txn(success=(Put(key=f"{KEYS.coordinators}a b", value=b"{"),)))
     store.delete(KEYS.replica("r2"))
-    assert gone(store) == {"r2": 0}, "and no coordinator can be called `a b`"
+    assert wait_exit(store) == {"r2": 0}, "and no coordinator can be called `a b`"
     serve(store, "r2")
     assert listed(store) >= 1
     assert store.view().record(KEYS.coordinator("r2"), Coordinator) is not None
@@ -148,4 +148,4 @@ def test_the_number_of_listed_coordinators_is_bounded(store: Store) -> None:
         listed(store)
         store.delete(KEYS.replica(f"pod-{number}"))
         listed(store)
-    assert len(gone(store)) == MAX_LISTED - 3, "the three that run were there first"
+    assert len(wait_exit(store)) == MAX_LISTED - 3, "the three that run were there first"

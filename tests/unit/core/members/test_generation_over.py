@@ -51,9 +51,9 @@ def meet(job: Job, barrier: str, generation: int = 1) -> None:
     released(job.store, barrier, generation)
 
 
-def go(job: Job, *, asked_s: float = 0.0) -> str:
+def go(job: Job, *, request_ages_s: float = 0.0) -> str:
     """Carry out all that the leader plans once the members have settled."""
-    while (planned := plan(job.store, job.epoch, settled=True, asked_s=asked_s)).txns:
+    while (planned := plan(job.store, job.epoch, settled=True, request_ages_s=request_ages_s)).txns:
         for txn in planned.txns:
             assert job.store.execute(txn).succeeded, planned.reason
         assert job.store.problems() == []
@@ -87,7 +87,7 @@ def test_a_world_grows_once_its_ranks_have_saved(job: Job) -> None:
         SCALE_MS,
     )
     before = job.store.revision
-    go(job, asked_s=OVER_S - 1)
+    go(job, request_ages_s=OVER_S - 1)
     assert (head(job.store).generation, job.store.revision) == (1, before), (
         "they train on, and nothing is written"
     )
@@ -150,7 +150,7 @@ def test_a_barrier_of_an_earlier_generation_does_not_count_for_this_one(job: Job
 def test_ranks_that_take_too_long_are_waited_for_no_more(job: Job) -> None:
     go(job)
     assert next_deadline_s(job.store.live, dict.fromkeys(revisions(job.store.live), 10.0)) == OVER_S - 10
-    go(job, asked_s=OVER_S)
+    go(job, request_ages_s=OVER_S)
     assert (head(job.store).generation, len(world_of(job.store))) == (2, 3)
     assert head(job.store).reason == "1 more members have settled; the ranks had not stopped in time"
 
@@ -192,12 +192,12 @@ def test_a_training_about_to_finish_is_not_restarted_for_a_newcomer(job: Job, ho
         ends(job.store, 0, 0)
     else:
         meet(job, CLOSING_BARRIER)
-    go(job, asked_s=OVER_S)
+    go(job, request_ages_s=OVER_S)
     assert head(job.store).generation == 1
     assert scaled(job, 1) == (when == "late")
     for rank in (0, 1):
         ends(job.store, rank, 0)
-    go(job, asked_s=OVER_S)
+    go(job, request_ages_s=OVER_S)
     assert job.store.live.phase() is Phase.DONE
 
 
@@ -246,7 +246,7 @@ def test_ranks_that_saved_wait_for_the_least_number_of_members(job: Job, late: b
     job.store.settle(lambda view: decide_scale(view, min_workers=3, max_workers=3))
     if not late:
         saved(job)
-    go(job, asked_s=OVER_S if late else 0.0)
+    go(job, request_ages_s=OVER_S if late else 0.0)
     assert head(job.store).forming
     assert "2 of at least 3 members are left" in head(job.store).reason
 
@@ -261,7 +261,7 @@ def test_a_preemption_that_replaces_a_scale_notice_keeps_its_step(job: Job, when
     job.store.settle(lambda view: decide_stop(view, request))
     notice = not_none(job.store.live.notice(1)).record
     assert (notice.action, notice.grace_ms) == (PREEMPT, DEFAULT_GRACE_MS), "the time to agree is no grace"
-    go(job, asked_s=OVER_S)
+    go(job, request_ages_s=OVER_S)
     assert head(job.store).generation == 1, "its ranks are stopping"
     if when == "after it was":
         commit(job.store, STEP)
@@ -270,7 +270,7 @@ def test_a_preemption_that_replaces_a_scale_notice_keeps_its_step(job: Job, when
         ends(job.store, 1, 75)
     go(job)
     assert head(job.store).forming
-    assert [one.notice.reason for one in head(job.store).asked] == ["maintenance"]
+    assert [one.notice.reason for one in head(job.store).leave_requests] == ["maintenance"]
     go(job)
     assert head(job.store).generation == 2, "nobody of them gets a place"
 
@@ -290,7 +290,9 @@ def test_a_head_planned_before_a_scale_notice_is_not_written() -> None:
     go(job)
     register(job.store, "w2", min_workers=1, max_workers=3)
     old = Observer(job.store)
-    early = plan_world(old.job, keys=KEYS, epoch=job.epoch, settled=True, asked_s={}, now_unix_ms=0).txns[-1]
+    early = plan_world(
+        old.job, keys=KEYS, epoch=job.epoch, settled=True, request_ages_s={}, now_unix_ms=0
+    ).txns[-1]
     meet(job, BEGIN_BARRIER)
     go(job)
     assert scaled(job, 1)
@@ -299,10 +301,10 @@ def test_a_head_planned_before_a_scale_notice_is_not_written() -> None:
 
 def test_a_head_planned_before_the_closing_barrier_is_not_written(job: Job) -> None:
     go(job)
-    late = plan(job.store, job.epoch, settled=True, asked_s=OVER_S)
+    late = plan(job.store, job.epoch, settled=True, request_ages_s=OVER_S)
     meet(job, CLOSING_BARRIER)
     assert not [job.store.execute(txn).succeeded for txn in late.txns][-1]
-    go(job, asked_s=OVER_S)
+    go(job, request_ages_s=OVER_S)
     assert head(job.store).generation == 1
 
 
@@ -360,9 +362,9 @@ def test_an_open_earlier_save_is_awaited_although_the_common_step_is_not_saved()
     job.stop(PREEMPT)
     checkpoint(job.store, STEP - 5, generation=1, state=CheckpointState.OPEN)
     job.agree(STEP, Verdict.TOO_SLOW)
-    job.go(settled=True, asked_s=GRACE_S)
+    job.go(settled=True, request_ages_s=GRACE_S)
     assert job.head.generation == 1
-    over = plan(job.store, job.epoch, settled=True, asked_s=GRACE_S + LATE_S)
+    over = plan(job.store, job.epoch, settled=True, request_ages_s=GRACE_S + LATE_S)
     assert "without a save" in over.reason, "but not without end"
     commit(job.store, STEP - 5)
     assert "without a save: a save takes longer" in job.go(settled=True)
@@ -372,7 +374,7 @@ def test_a_save_that_takes_longer_than_the_time_to_agree_is_waited_for(job: Job)
     go(job)
     agreed(job.store, STEP)
     checkpoint(job.store, STEP, generation=1, state=CheckpointState.OPEN)
-    go(job, asked_s=OVER_S + 300)
+    go(job, request_ages_s=OVER_S + 300)
     assert head(job.store).generation == 1
     known = dict.fromkeys(revisions(job.store.live), 0.0)
     assert next_deadline_s(job.store.live, known) == SAVE_S
@@ -384,7 +386,7 @@ def test_a_save_that_takes_longer_than_the_time_to_agree_is_waited_for(job: Job)
 def test_a_step_that_is_never_saved_is_not_waited_for_without_end(job: Job) -> None:
     go(job)
     agreed(job.store, STEP)
-    go(job, asked_s=SAVE_S)
+    go(job, request_ages_s=SAVE_S)
     assert "step 20 was not saved in time" in head(job.store).reason
 
 
@@ -433,11 +435,11 @@ def test_a_death_after_the_first_rank_stopped_is_no_failure() -> None:
 # -- newcomers --------------------------------------------------------------------------------
 
 
-def crash(job: StopJob, *, asked_s: float = 0.0) -> None:
+def crash(job: StopJob, *, request_ages_s: float = 0.0) -> None:
     """Let the world grow by w3, and w3's first rank fail."""
-    job.go(settled=True, asked_s=asked_s)
+    job.go(settled=True, request_ages_s=request_ages_s)
     job.agree(STEP, Verdict.NO_TIME)
-    job.go(settled=True, asked_s=asked_s)
+    job.go(settled=True, request_ages_s=request_ages_s)
     job.begun()
     job.ends(not_none(not_none(job.store.live.world()).holder("w3")).first_rank, code=1)
     job.go(settled=True)
@@ -462,10 +464,10 @@ def test_a_newcomer_that_crashes_again_and_again_is_taken_in_with_growing_delays
         known = dict.fromkeys(revisions(job.store.live), delay - 1)
         assert next_deadline_s(job.store.live, known) == 1
         assert not needs_settling(job.store.live, known)
-        job.go(settled=True, asked_s=delay - 1)
+        job.go(settled=True, request_ages_s=delay - 1)
         assert job.notice is None
         assert needs_settling(job.store.live, dict.fromkeys(known, delay))
-        crash(job, asked_s=delay)
+        crash(job, request_ages_s=delay)
     assert job.store.live.phase() is Phase.RUNNING
 
 

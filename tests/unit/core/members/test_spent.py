@@ -84,7 +84,7 @@ def test_a_spent_member_gets_no_slot_in_the_next_world_until_it_is_restarted() -
     leave(job.store, "a")
     job.go(settled=True)
     assert job.head.forming
-    job.go(settled=True, asked_s=SPENT_S - 0.1)
+    job.go(settled=True, request_ages_s=SPENT_S - 0.1)
     assert job.head.forming, "b is about to leave"
     leave(job.store, "b")
     come(job, "b")
@@ -102,7 +102,7 @@ def test_a_spent_member_that_had_not_begun_gets_a_place_after_a_timeout() -> Non
     assert job.head.forming
     (known,) = revisions(job.store.live)
     assert next_deadline_s(job.store.live, {known: 1.0}) == pytest.approx(SPENT_S - 1.0)
-    job.go(settled=True, asked_s=SPENT_S)
+    job.go(settled=True, request_ages_s=SPENT_S)
     assert set(world_of(job.store)) == {"b"}
     assert job.store.problems() == []
 

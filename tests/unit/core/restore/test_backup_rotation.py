@@ -24,7 +24,7 @@ def files(*described: str, cluster: str = "default") -> list[StoredFile]:
     ]
 
 
-def gone(
+def lost(
     there: list[StoredFile], *, keep: int, made: str = "default-0", related: set[str] | None = None
 ) -> list[str]:
     related = {file.stem for file in there} if related is None else related
@@ -59,17 +59,17 @@ def gone(
     ],
 )
 def test_backup_rotation_removes_the_expected_files(there: list[str], keep: int, expected: list[str]) -> None:
-    assert gone(files(*there), keep=keep) == expected
+    assert lost(files(*there), keep=keep) == expected
 
 
 def test_files_of_other_clusters_stay() -> None:
     there = files("0:db,json") + files("50:db,json", "60:db,tmp", cluster="other")
-    assert gone(there, keep=1) == []
+    assert lost(there, keep=1) == []
 
 
 def test_backups_of_another_lineage_stay_and_do_not_count_toward_keep() -> None:
     there = files("0:db,json", "1:db,json", "2:db,json", "3:db,json", "30:db")
-    assert gone(there, keep=2, related={"default-2", "default-3"}) == [
+    assert lost(there, keep=2, related={"default-2", "default-3"}) == [
         "default-3.json",
         "default-3.db",
         "default-30.db",

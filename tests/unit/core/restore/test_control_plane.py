@@ -131,7 +131,7 @@ def test_a_checkpoint_removed_after_the_backup_loses_its_record_and_its_keys() -
     job.removed(20)
     result, store = restored(base, job.found())
     assert states(store) == {40: "committed", 60: "committed"}
-    assert only_job(result).changes.gone == [(20, 1)]
+    assert only_job(result).changes.lost == [(20, 1)]
     assert not [key for key in result.values if key.startswith(f"{JOB.checkpoints}{number(20)}")]
 
 
@@ -189,7 +189,7 @@ def test_a_job_whose_folder_was_not_listed_stays_as_it_was_and_is_named_once(why
     unread = {f"{ROOT}/job": why} if why else {}
     result, store = restored(job.base(), Found(roots=(ROOT,), unread=unread))
     assert states(store) == {20: "committed", 40: "committed"}
-    assert only_job(result).changes.gone == []
+    assert only_job(result).changes.lost == []
     assert only_job(result).changes.warnings == [
         f"{ROOT}/job is not read, so its checkpoints are kept as recorded: {why or NO_FOLDER}"
     ]

@@ -68,7 +68,7 @@ def test_a_checkpoint_on_hosts_own_disks_alone_is_not_forgotten() -> None:
     result, store = restored(base, Found(roots=(LOCAL,), listed=listed(LOCAL), generations={"job": 0}))
     assert states(store) == {20: "committed"}
     assert records(store)[20].tiers["primary"].state is TierState.PRESENT
-    assert only_job(result).changes.gone == []
+    assert only_job(result).changes.lost == []
 
 
 def test_an_attempt_found_elsewhere_does_not_take_a_host_local_slot() -> None:

@@ -11,8 +11,8 @@ from strata.core.kv.txn import Decision
 from strata.core.members.membership import decide_rank_exit
 from strata.core.stop.notices import MAX_NAMED
 from strata.core.stop.requests import (
-    GONE_S,
     LATE_S,
+    LEAVE_EXPIRY_S,
     MAX_GRACE_MS,
     StopRequest,
     decide_stop,
@@ -192,7 +192,7 @@ def test_a_preempted_job_goes_on_when_all_are_back(job: Job) -> None:
     for name in ("w0", "w1", "w2"):
         job.join(name)
     assert "all 3 members are here" in job.go()
-    assert (job.head.generation, job.head.members, job.head.asked) == (3, 3, ())
+    assert (job.head.generation, job.head.members, job.head.leave_requests) == (3, 3, ())
 
 
 def test_a_member_that_leaves_early_ends_a_preempted_world_at_once() -> None:
@@ -217,15 +217,17 @@ def test_the_wait_for_ranks_that_never_stop_is_bounded(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0)
     assert plan(job.store, job.epoch).again_s == pytest.approx(GRACE_S + LATE_S)
-    job.go(asked_s=GRACE_S + LATE_S - 1)
+    job.go(request_ages_s=GRACE_S + LATE_S - 1)
     assert job.head.generation == 1
-    assert "the ranks had not stopped in time" in job.go(asked_s=GRACE_S + LATE_S)
+    assert "the ranks had not stopped in time" in job.go(request_ages_s=GRACE_S + LATE_S)
     assert (job.head.generation, job.head.forming) == (2, True)
-    job.go(settled=True, asked_s=GRACE_S + GONE_S - 1)
+    job.go(settled=True, request_ages_s=GRACE_S + LEAVE_EXPIRY_S - 1)
     assert job.head.generation == 2
     assert not needs_settling(job.store.live, {})
-    assert "all 3 members are here" in job.go(asked_s=GRACE_S + GONE_S), "they did not leave: they train"
-    assert job.head.asked == ()
+    assert "all 3 members are here" in job.go(request_ages_s=GRACE_S + LEAVE_EXPIRY_S), (
+        "they did not leave: they train"
+    )
+    assert job.head.leave_requests == ()
 
 
 def test_a_death_under_a_preemption_begins_a_world_of_later_members(job: Job) -> None:
@@ -248,13 +250,13 @@ def test_a_drained_member_is_left_out_while_the_others_go_on(job: Job) -> None:
     job.ends(3)
     assert "w1 drained: maintenance" in job.go(settled=True)
     assert world_of(job.store) == {"w0": (0, 0), "w2": (1, 2)}
-    assert [request.notice.workers for request in job.head.asked] == [("w1",)]
+    assert [request.notice.workers for request in job.head.leave_requests] == [("w1",)]
     job.go(settled=True)
     assert job.head.generation == 2, "it is here, and not for growth"
     job.leaves("w1")
     job.join("w1")
     job.go(settled=True)
-    assert (job.head.generation, job.head.members, job.head.asked) == (3, 3, ())
+    assert (job.head.generation, job.head.members, job.head.leave_requests) == (3, 3, ())
 
 
 def test_a_drained_member_may_leave_without_reporting_its_ranks(job: Job) -> None:
@@ -283,7 +285,7 @@ def test_a_drain_below_the_minimum_leaves_a_forming_world() -> None:
 def test_a_finished_member_is_not_drained_any_more(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.ends(2, 3, code=0)
-    job.go(settled=True, asked_s=GRACE_S + LATE_S)
+    job.go(settled=True, request_ages_s=GRACE_S + LATE_S)
     assert job.head.generation == 1, "the others are about to finish"
     job.ends(0, 1, 4, 5, code=0)
     job.go()
@@ -299,7 +301,7 @@ def test_drains_one_after_the_other_are_all_remembered() -> None:
         job.ends(member.first_rank, member.first_rank + 1)
         job.go(settled=True)
     assert set(world_of(job.store)) == {"w0", "w2", "w4"}
-    assert [request.notice.workers for request in job.head.asked] == [("w1",), ("w3",)]
+    assert [request.notice.workers for request in job.head.leave_requests] == [("w1",), ("w3",)]
 
 
 # -- pausing ----------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed(job: Job) -
     job.ends(*range(6))
     assert "paused: maintenance" in job.go()
     assert job.store.live.phase() is Phase.PAUSED
-    assert (job.head.generation, job.head.forming, job.head.asked) == (2, True, ())
+    assert (job.head.generation, job.head.forming, job.head.leave_requests) == (2, True, ())
     assert "is paused" in job.go(settled=True)
     assert "no rank runs" in job.stop(PREEMPT).reason
     job.join("w3")
@@ -352,7 +354,7 @@ def test_preempted_members_leave_if_the_job_resumes_before_the_leader_saw_its_pa
     resume(job)
     assert "the job was resumed; 0 of at least 2 members are left" in job.go()
     assert (job.head.generation, job.head.forming) == (2, True)
-    assert [one.notice.action for one in job.head.asked] == [PREEMPT]
+    assert [one.notice.action for one in job.head.leave_requests] == [PREEMPT]
     job.leaves("w0", "w1", "w2")
     job.join("w3")
     job.go(settled=True)
@@ -417,7 +419,7 @@ def test_a_death_while_a_job_pauses_completes_the_pause(job: Job) -> None:
 
 def test_a_pause_that_is_late_pauses_all_the_same(job: Job) -> None:
     job.stop(PAUSE)
-    job.go(asked_s=GRACE_S + LATE_S)
+    job.go(request_ages_s=GRACE_S + LATE_S)
     assert job.store.live.phase() is Phase.PAUSED
 
 
@@ -449,6 +451,6 @@ def test_the_next_deadline_of_a_notice_covers_each_of_its_stages(job: Job) -> No
     known = {held.create_revision: 0.0}
     assert next_deadline_s(job.store.live, known) == 1 + LATE_S
     known[held.create_revision] = 1 + LATE_S
-    assert next_deadline_s(job.store.live, known) == GONE_S - LATE_S
-    known[held.create_revision] = 1 + GONE_S
+    assert next_deadline_s(job.store.live, known) == LEAVE_EXPIRY_S - LATE_S
+    known[held.create_revision] = 1 + LEAVE_EXPIRY_S
     assert next_deadline_s(job.store.live, known) is None

@@ -64,7 +64,7 @@ class Race:
         self.elect()
         self.heads: list[WorldHead] = []
         self.planned: dict[tuple[int, int], list[tuple[str, ...]]] = {}
-        self.asked: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
         self.held_ended = 0
         """Generations that ended while they could not save."""
 
@@ -142,16 +142,16 @@ class Race:
             return
         if decision.txn is not None:
             assert self.store.execute(decision.txn).succeeded
-            self.asked[what] += 1
+            self.decisions[what] += 1
 
-    def plan(self, leader: Leader, lag: int, *, settled: bool, asked_s: float = 0.0) -> None:
+    def plan(self, leader: Leader, lag: int, *, settled: bool, request_ages_s: float = 0.0) -> None:
         leader.observer.catch_up(max(leader.observer.view.revision, self.store.revision - lag))
         planned = plan_world(
             leader.observer.job,
             keys=KEYS,
             epoch=leader.epoch,
             settled=settled,
-            asked_s=dict.fromkeys(revisions(leader.observer.job), asked_s),
+            request_ages_s=dict.fromkeys(revisions(leader.observer.job), request_ages_s),
             now_unix_ms=0,
         )
         leader.under_way += planned.txns
@@ -178,12 +178,12 @@ class Race:
         if after is not None and (before is None or after.mod_revision != before.mod_revision):
             self.check_head(before.record if before is not None else None, after.record)
 
-    def end(self, *, asked_s: float = 0.0) -> None:
+    def end(self, *, request_ages_s: float = 0.0) -> None:
         """Elect a last leader and let it write everything that is left to write."""
         self.elect()
         leader = self.leaders[-1]
         for _ in range(20):
-            self.plan(leader, 0, settled=True, asked_s=asked_s)
+            self.plan(leader, 0, settled=True, request_ages_s=request_ages_s)
             while leader.under_way:
                 self.arrive(leader, 0)
         assert self.store.problems() == []
@@ -307,7 +307,7 @@ def test_after_any_error_the_last_leader_ends_up_with_the_right_world() -> None:
     running = 0
     for seed in range(SEEDS):
         race = run(seed)
-        race.end(asked_s=MOST_S)  # a failed newcomer is kept out for at most that long
+        race.end(request_ages_s=MOST_S)  # a failed newcomer is kept out for at most that long
         job = race.store.live
         if job.phase() is not Phase.RUNNING:
             continue
@@ -333,8 +333,8 @@ def test_operator_requests_at_any_time_break_no_world() -> None:
     ends: Counter[str] = Counter()
     for seed in range(ASKING_SEEDS):
         race = run(seed, asking=True)
-        requests += race.asked
-        race.end(asked_s=1e9)
+        requests += race.decisions
+        race.end(request_ages_s=1e9)
         job = race.store.live
         world, spec, phase = job.world(), job.spec(), job.phase()
         forming = world is None or world.head.forming

@@ -15,7 +15,7 @@ import pytest
 from strata.integrations.torchrun import orphans
 from strata.processes.children import Child
 from tests.polling import until
-from tests.processes import LIMIT_S, gone
+from tests.processes import LIMIT_S, wait_exit
 
 AGENT = """
 import asyncio, os, subprocess, sys
@@ -76,7 +76,7 @@ def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(
         bystander = Child.start(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": str(other)})
         try:
             os.kill(process.pid, signal.SIGKILL)
-            assert gone(worker, LIMIT_S)
+            assert wait_exit(worker, LIMIT_S)
             assert bystander.poll() is None, "another agent's worker"
         finally:
             bystander.kill()
@@ -116,7 +116,7 @@ def test_an_agent_that_ends_in_order_leaves_its_workers_to_torchrun(tmp_path: Pa
     with agent(tmp_path / "ranks.sock") as (process, worker):
         process.communicate("end\n")
         assert process.returncode == 0, "the watcher has ended, too: it is waited for"
-        assert not gone(worker, 0.0)
+        assert not wait_exit(worker, 0.0)
 
 
 def test_only_a_direct_child_or_a_grandchilds_parent_is_killed() -> None:
@@ -136,7 +136,7 @@ def test_only_a_direct_child_or_a_grandchilds_parent_is_killed() -> None:
             ).stdout
         )
         orphans.end_child_above(stranger)
-        assert not gone(stranger, 0.0)
+        assert not wait_exit(stranger, 0.0)
         os.kill(stranger, signal.SIGKILL)
         orphans.end_child_above(child.pid)
         assert child.join(LIMIT_S) == -signal.SIGKILL

@@ -47,11 +47,11 @@ def workers(children: list[subprocess.Popen[bytes]]) -> Workers:
 def test_a_worker_that_is_evicted_is_killed_and_why_is_known(
     workers: Workers, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    assert workers.may_ask_to_stop()
+    assert workers.may_request_stop()
     workers.evict(2, 3, "frozen")
     assert children[0].wait(10) == -signal.SIGKILL
     assert workers.evicted == {2: "frozen"}
-    assert not workers.may_ask_to_stop(), "torch is about to end the others"
+    assert not workers.may_request_stop(), "torch is about to end the others"
 
 
 def test_a_worker_that_ended_by_itself_keeps_its_own_reason(

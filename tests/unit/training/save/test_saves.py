@@ -21,7 +21,7 @@ from strata.errors import BarrierTimeout, Unavailable
 from strata.training.loop.clock import Clock
 from strata.training.rank_context import Alone
 from strata.training.save.cadence import FIRST_STEPS, Pace, Rule, payload_of
-from strata.training.save.saves import ROOM_S, Saves
+from strata.training.save.saves import BUFFER_WAIT_S, Saves
 from strata.training.save.state import OWN_KEY, Position
 
 
@@ -171,11 +171,11 @@ def test_only_a_due_save_needs_the_coordinators(
 def test_full_and_incremental_saves_follow_full_every(
     full_every: int, types: list[str], manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[CheckpointType] = []
+    on_notice: list[CheckpointType] = []
     save_state = manager.save_state
 
     def noted(state: Any, **more: Any) -> Any:
-        asked.append(more["checkpoint_type"])
+        on_notice.append(more["checkpoint_type"])
         return save_state(state, **more)
 
     monkeypatch.setattr(manager, "save_state", noted)
@@ -184,7 +184,7 @@ def test_full_and_incremental_saves_follow_full_every(
         made.save({"weights": bytes(64)}, Position(step=step), {}, patient=True).wait(20).checkpoint_type
         for step in range(1, 5)
     ]
-    assert [one.value for one in asked] == types
+    assert [one.value for one in on_notice] == types
     assert written[0] is CheckpointType.FULL, "there was nothing yet that another could build on"
     manager.close()
 
@@ -282,5 +282,5 @@ def test_a_rank_reports_the_reason_for_holding_a_save(
     for step in (10, 20):
         assert made.save_unless_held({}, Position(step=step), {}, patient=True) is None
     assert [json.loads(payload)["held"] for payload in context.told] == ["disk full on host a"] * 2
-    assert limits == [ROOM_S, 0.0], "only the first time it waits for the saves in flight"
+    assert limits == [BUFFER_WAIT_S, 0.0], "only the first time it waits for the saves in flight"
     manager.close()

@@ -38,12 +38,12 @@ class Asking(RoomRank):
         super().__init__(room, number)
         self.requests: list[StopJobRequest] = []
         self.answer: StopNotice | StrataError | None = None
-        self.asked = threading.Event()
+        self.requested = threading.Event()
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         assert isinstance(request, StopJobRequest)
         self.requests.append(request)
-        self.asked.set()
+        self.requested.set()
         if isinstance(self.answer, StrataError):
             raise self.answer
         return StopJobResponse(notice=self.answer)
@@ -141,7 +141,7 @@ def test_a_rank_with_less_grace_than_the_notice_reports_it(room: Room) -> None:
 def test_a_standalone_process_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
     context = Asking(room, 1)
     context.answer = StaleGeneration("the world is generation 2")
-    ending = StandaloneExit(context, detect_s=0.0, gone=lambda: None)
+    ending = StandaloneExit(context, detect_s=0.0, exit_process=lambda: None)
     it = preemption(context, ending=ending)
     assert not it._signalled(TERM), "it holds nothing yet: the signal ends it"
     ending.arm()
@@ -223,7 +223,7 @@ def test_a_handled_signal_is_not_obeyed_if_the_world_ends_after_the_run_closed(
     obeyed: list[int] = []
     monkeypatch.setattr(it._signals, "_obey", obeyed.append)
     usr1()
-    assert context.asked.wait(LIMIT_S)
+    assert context.requested.wait(LIMIT_S)
     it.closed()
     it._world_ended()  # it arrives after the run has closed
     assert obeyed == []

@@ -30,7 +30,7 @@ class Program:
         self.talker = Talker(command, name="signalled", record=self.record, env=environment)
         self.record.wait_one("ready")
 
-    def asked(self, number: int) -> None:
+    def signal_received(self, number: int) -> None:
         self.talker.signal(number)
         self.record.wait_one("asked", number=number)
 
@@ -61,8 +61,10 @@ def test_the_first_signal_requests_a_stop_and_the_second_ends_the_program(
 ) -> None:
     program = Program("--wait", wait)
     programs.append(program)
-    program.asked(USR1)
-    program.asked(TERM)  # another signal: a scheduler warns with the first one and ends with the second
+    program.signal_received(USR1)
+    program.signal_received(
+        TERM
+    )  # another signal: a scheduler warns with the first one and ends with the second
     program.talker.signal(TERM)
     assert program.talker.join() == -TERM
     assert [e["number"] for e in program.record.of("asked")] == [USR1, TERM]
@@ -72,7 +74,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_ends_the_program(
 def test_a_signal_that_reaches_no_coordinator_is_obeyed(wait: str, programs: list[Program]) -> None:
     program = Program("--wait", wait, "--nobody")
     programs.append(program)
-    program.asked(TERM)
+    program.signal_received(TERM)
     assert program.talker.join() == -TERM
 
 
@@ -82,7 +84,7 @@ def test_a_handler_of_the_program_s_own_is_called_and_decides(programs: list[Pro
     for count in (1, 2):
         program.talker.signal(TERM)
         program.record.wait("own", count=count, number=TERM)
-    program.asked(USR1)
+    program.signal_received(USR1)
     assert program.talker.join() == -USR1, "it had none for this one"
 
 
@@ -103,7 +105,7 @@ def test_a_forked_child_obeys_its_parent_only(programs: list[Program]) -> None:
     for number in (TERM, USR1):
         os.kill(child, number)
     until_taken(child)  # otherwise the kernel would merge the parent's signal with the pending one
-    program.asked(USR1)  # makes the parent terminate the child
+    program.signal_received(USR1)  # makes the parent terminate the child
     code = program.record.wait_one("terminated")["code"]
     assert code == -TERM, "by its parent, after it had survived both"
     assert program.talker.join() == 0

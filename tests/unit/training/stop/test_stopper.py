@@ -188,7 +188,7 @@ def test_a_rank_that_waits_for_the_common_save_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that reports nothing for longer than its steps take would count as stalled, and be evicted."""
-    monkeypatch.setattr(saves, "TELL_S", 0.0)
+    monkeypatch.setattr(saves, "REPORT_S", 0.0)
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_SCALE)

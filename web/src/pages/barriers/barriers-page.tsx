@@ -59,7 +59,7 @@ function Open({ job, barrier }: { job: string; barrier: OpenBarrier }) {
     { id: "worker", header: "Member", cell: (each) => each.worker_id },
     { id: "step", header: "Step", align: "right", cell: (each) => count(each.step) },
     { id: "phase", header: "Phase", cell: (each) => each.phase },
-    { id: "heard", header: "Last report", align: "right", cell: (each) => (each.heard_ms === null ? "–" : `${age(each.heard_ms)} ago`) },
+    { id: "seen", header: "Last report", align: "right", cell: (each) => (each.last_seen_ms === null ? "–" : `${age(each.last_seen_ms)} ago`) },
   ];
   return (
     <article className="grid gap-2 rounded-md border border-line px-3 py-2.5">

@@ -25,7 +25,7 @@ function Evidence({ rank, findings }: { rank: Rank; findings: readonly Finding[]
       <Facts>
         <Fact name="Host" note={rank.worker_id}>{rank.host || NONE}</Fact>
         <Fact name="Step">{count(rank.step)}</Fact>
-        <Fact name="Phase" tone={rank.stalled_ms > 0 ? "text-bad" : ""} note={rank.stalled_ms > 0 ? `stuck for ${age(rank.stalled_ms)}` : `reported ${age(rank.heard_ms)} ago`}>{rank.phase || NONE}</Fact>
+        <Fact name="Phase" tone={rank.stalled_ms > 0 ? "text-bad" : ""} note={rank.stalled_ms > 0 ? `stuck for ${age(rank.stalled_ms)}` : `reported ${age(rank.last_seen_ms)} ago`}>{rank.phase || NONE}</Fact>
         <Fact name="Compute time" note={`median ${us(rank.median_compute_us)}`}>{us(rank.compute_us)}</Fact>
         <Fact name="To fastest"><Score value={rank.relative_score} slow={isSlow(findings)} /></Fact>
         <Fact name="To own best"><Score value={rank.own_score} slow={isSlow(findings)} /></Fact>

@@ -13,7 +13,7 @@ export interface RankRow {
   readonly step: number | null;
   readonly behind: number;
   readonly phase: string;
-  readonly heardMs: number | null;
+  readonly lastSeenMs: number | null;
   readonly heartbeatMs: number | null;
   readonly stalledMs: number;
   readonly computeUs: number | null;
@@ -52,7 +52,7 @@ export function rankRows(ranks: Ranks, devices: Devices | undefined, findings: r
       step,
       behind: step === null ? 0 : furthest - step,
       phase: ranks.phases[ranks.phase[rank] ?? -1] ?? "",
-      heardMs: ranks.heard_ms[rank] ?? null,
+      lastSeenMs: ranks.last_seen_ms[rank] ?? null,
       heartbeatMs: worker?.heartbeat_age_ms ?? null,
       stalledMs: ranks.stalled_ms[rank] ?? 0,
       computeUs: ranks.compute_us[rank] ?? null,

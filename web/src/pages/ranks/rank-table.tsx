@@ -18,7 +18,7 @@ const COLUMNS: readonly Column<RankRow>[] = [
   { id: "phase", header: "Phase", width: "minmax(4.25rem,0.6fr)", by: (row) => row.phase, cell: (row) => row.phase || NONE },
   { id: "step", header: "Step", width: "5.75rem", align: "right", by: (row) => row.step, cell: (row) => <>{row.behind > 0 && <span className="mr-1.5 text-soft">−{row.behind}</span>}{count(row.step)}</> },
   { id: "heartbeat", header: "Heartbeat", title: "Age of the last heartbeat of its member", width: "4.5rem", align: "right", by: (row) => row.heartbeatMs, cell: (row) => <span className={row.heartbeatMs !== null && row.heartbeatMs > 5000 ? "text-bad" : ""}>{age(row.heartbeatMs)}</span> },
-  { id: "heard", header: "Report", title: "Since the rank reported something", width: "3.75rem", align: "right", by: (row) => row.heardMs, cell: (row) => age(row.heardMs) },
+  { id: "seen", header: "Report", title: "Since the rank reported something", width: "3.75rem", align: "right", by: (row) => row.lastSeenMs, cell: (row) => age(row.lastSeenMs) },
   { id: "util", header: "GPU", width: "3rem", align: "right", by: (row) => row.device?.utilization_percent ?? null, cell: (row) => unit(row.device?.utilization_percent, " %") },
   { id: "memory", header: "Memory", width: "5rem", align: "right", by: (row) => row.device?.memory_used_bytes ?? null, cell: (row) => memory(row) },
   { id: "heat", header: "Heat", width: "3.5rem", align: "right", by: (row) => row.device?.temperature_c ?? null, cell: (row) => <span className={(row.device?.temperature_c ?? 0) >= 85 ? "text-warn" : ""}>{unit(row.device?.temperature_c, " °C")}</span> },
