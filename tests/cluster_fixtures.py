@@ -181,9 +181,9 @@ def run_strata(
 def shown(words: str, *command: str, limit_s: float = 15.0) -> str:
     """Return a command's output once it contains these words: another replica may learn of a change later."""
     deadline = time.monotonic() + limit_s
-    while words not in (said := run_strata(*command)[1]):
-        assert time.monotonic() < deadline, f"{words!r} is not in:\n{said}"
-    return said
+    while words not in (printed := run_strata(*command)[1]):
+        assert time.monotonic() < deadline, f"{words!r} is not in:\n{printed}"
+    return printed
 
 
 def restart_all(cluster: LocalCluster) -> None:

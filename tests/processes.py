@@ -64,9 +64,9 @@ class Record:
         with self._changed:
             while not (answer := found(self._events)):
                 if not self._changed.wait(limit_s):
-                    said = _told(self._events)
+                    printed = _reported(self._events)
                     raise AssertionError(
-                        f"{what} was not heard, nor anything for {limit_s:g} s; heard:\n{said}"
+                        f"{what} was not heard, nor anything for {limit_s:g} s; heard:\n{printed}"
                     )
             return answer
 
@@ -92,7 +92,7 @@ class Record:
         return self.until(f"a line with {part!r}", line, limit_s=limit_s)
 
 
-def _told(events: Sequence[Event]) -> str:
+def _reported(events: Sequence[Event]) -> str:
     """Return the last events as text for a failed test; of the frequent kinds, only the last six."""
     crowd = [e for e in events if e["event"] in {"epoch", "step"}][-6:]
     return "\n".join(str(e) for e in events if e["event"] not in {"epoch", "step"} or e in crowd)[-8000:]
@@ -150,16 +150,16 @@ class Talker:
 
         Its children may still run and hold the output. It fails once no event at all arrives for `limit_s`.
         """
-        heard = len(self.record.events)
+        received = len(self.record.events)
         while True:
             try:
                 code = self.child.join(limit_s)
             except TimeoutError:
                 events = self.record.events
-                if len(events) == heard:
-                    said = f"nothing for {limit_s:g} s; heard before:\n{_told(events)}"
-                    raise AssertionError(f"{self.name} runs, and said {said}") from None
-                heard = len(events)
+                if len(events) == received:
+                    printed = f"nothing for {limit_s:g} s; heard before:\n{_reported(events)}"
+                    raise AssertionError(f"{self.name} runs, and said {printed}") from None
+                received = len(events)
             else:
                 self._quiet.wait(1.0)
                 return code

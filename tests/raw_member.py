@@ -35,7 +35,7 @@ class Member:
         self.slots = slots
         self.job = job
         self.incarnation = 0
-        self.heard: list[Down] = []
+        self.received: list[Down] = []
         self.error: StrataError | None = None
         self.over = asyncio.Event()
         self.link: Any = None
@@ -57,7 +57,7 @@ class Member:
     def dial(self, replica: str, **registration: Any) -> None:
         """Begin a session without waiting for its welcome."""
         self.drop()
-        self.heard, self.error, self.over = [], None, asyncio.Event()
+        self.received, self.error, self.over = [], None, asyncio.Event()
         self._session = self._tasks.create_task(self._talk(replica, registration))
 
     async def _talk(self, replica: str, registration: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Member:
                 while (down := await link.recv()) is not None:
                     if down.HasField("welcome"):
                         self.incarnation = down.welcome.incarnation
-                    self.heard.append(down)
+                    self.received.append(down)
                     self._news.set()
         except StrataError as error:
             self.error = error
@@ -105,7 +105,7 @@ class Member:
             return answer
 
     def all(self, kind: str) -> list[Any]:
-        return [getattr(down, kind) for down in self.heard if down.WhichOneof("message") == kind]
+        return [getattr(down, kind) for down in self.received if down.WhichOneof("message") == kind]
 
     async def next(self, kind: str, *, after: int = 0) -> Any:
         """Return message number `after` of this kind, counted from 0, once it is received."""
@@ -171,7 +171,7 @@ class Member:
 
     async def call(self, **request: Any) -> session_pb2.Reply:
         """Make a call and return its reply."""
-        call_id = 1000 + len(self.heard)
+        call_id = 1000 + len(self.received)
         self.send(call=session_pb2.Call(id=call_id, **request))
 
         def found() -> list[session_pb2.Reply]:

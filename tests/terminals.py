@@ -81,26 +81,26 @@ class Screen:
         self._ours, theirs = pty.openpty()
         self.resize(columns, rows)
         self._modes = termios.tcgetattr(theirs)
-        self._tells, told = _pair()
-        self._said = bytearray()
+        self._tells, reported = _pair()
+        self._printed = bytearray()
         self.raw = ""
         """All output of the program, with escape sequences."""
         base = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
         merged = {**base, "NO_COLOR": None, "COLUMNS": None, "LINES": None, **(env or {})}
         self._shell = Child.start(
-            [sys.executable, "-c", SHELL, str(told), *argv],
+            [sys.executable, "-c", SHELL, str(reported), *argv],
             name="terminal",
             env={key: value for key, value in merged.items() if value is not None},
             cwd=cwd,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            pass_fds=(told,),
+            pass_fds=(reported,),
             new_session=True,
         )
-        os.close(told)
+        os.close(reported)
         self._theirs = theirs
-        self.pid = int(self._told("pid"))
+        self.pid = int(self._reported("pid"))
 
     def __enter__(self) -> Self:
         return self
@@ -133,14 +133,14 @@ class Screen:
 
     def stopped(self) -> None:
         """Return once Ctrl-Z has stopped the program."""
-        self._told("stopped")
+        self._reported("stopped")
 
     def go_on(self) -> None:
         os.write(self._tells, b"x")
 
     def ended(self) -> int:
         """Return the program's exit code once it has ended."""
-        code = int(self._told("ended"))
+        code = int(self._reported("ended"))
         self._read(0.1)
         return code
 
@@ -160,20 +160,20 @@ class Screen:
                 raise AssertionError(f"{what!r} was not seen; on the terminal:\n{self.text[-4000:]}")
             self._read(0.1)
 
-    def _told(self, what: str) -> str:
+    def _reported(self, what: str) -> str:
         found: list[str] = []
 
-        def heard() -> bool:
-            while b"\n" in self._said:
-                words, _, rest = bytes(self._said).partition(b"\n")
-                self._said[:] = rest
+        def received() -> bool:
+            while b"\n" in self._printed:
+                words, _, rest = bytes(self._printed).partition(b"\n")
+                self._printed[:] = rest
                 name, _, value = words.decode().partition(" ")
                 if name == what:
                     found.append(value)
                     return True
             return False
 
-        self._until(heard, what)
+        self._until(received, what)
         return found[0]
 
     def _read(self, within_s: float) -> None:
@@ -182,10 +182,10 @@ class Screen:
             if self._ours in ready:
                 self.raw += os.read(self._ours, 1 << 16).decode(errors="replace")
             if self._tells in ready:
-                said = os.read(self._tells, 4096)
-                if not said:
+                printed = os.read(self._tells, 4096)
+                if not printed:
                     return
-                self._said += said
+                self._printed += printed
             ready, _, _ = select.select([self._ours, self._tells], [], [], 0.0)
 
 

@@ -135,7 +135,7 @@ class Agent:
             coordinator, given = self.config.endpoints[0], self.config.address
             self._address = given or await find_route_towards(coordinator.host, coordinator.port)
             address = self._address or gethostname()
-            name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
+            name_lookup.warn_if_slow(address, lambda text: log.warning("names.slow", reason=text))
             return address
         return self._address
 

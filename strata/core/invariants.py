@@ -168,10 +168,10 @@ def _notices(job: JobView) -> Iterator[str]:
     spent = {(one.worker, one.incarnation) for one in head.spent}
     if placed := [m.worker for m in world.members if (m.worker, m.incarnation) in spent]:
         yield f"generation {head.generation} has a place for {placed[:4]}, which cannot restart"
-    for asked in head.leave_requests:
-        if asked.notice.action is StopAction.SCALE:
+    for requested in head.leave_requests:
+        if requested.notice.action is StopAction.SCALE:
             yield f"generation {head.generation} has a request to leave by a notice with the action scale"
-        placed = [m.worker for m in world.members if means(asked, m.worker, m.incarnation)]
+        placed = [m.worker for m in world.members if means(requested, m.worker, m.incarnation)]
         if placed:
             yield f"generation {head.generation} has a place for {placed[:4]}, which have a request to leave"
 

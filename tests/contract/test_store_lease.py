@@ -19,9 +19,9 @@ async def test_granting_a_lease_creates_no_revision(subject: Subject) -> None:
     assert await subject.head() == before
 
 
-@pytest.mark.parametrize("asked", [-1, 0])
-async def test_a_lease_lasts_at_least_one_second(subject: Subject, asked: int) -> None:
-    assert (await subject.store.grant(asked)).ttl_s >= 1
+@pytest.mark.parametrize("requested", [-1, 0])
+async def test_a_lease_lasts_at_least_one_second(subject: Subject, requested: int) -> None:
+    assert (await subject.store.grant(requested)).ttl_s >= 1
 
 
 async def test_revoking_a_lease_deletes_its_keys_in_one_revision(subject: Subject) -> None:

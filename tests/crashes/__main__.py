@@ -44,12 +44,12 @@ def main() -> int:
     for number in range(options.rounds):
         for run, kill in enumerate(_plan(steps, number, seeded)):
             root = folder / f"{number}-{run}"
-            code, said = _save(root, kill, options.bytes)
+            code, printed = _save(root, kill, options.bytes)
             if code == -signal.SIGKILL:
                 kills[kill.step] += 1
             else:
                 missed += 1
-            found = _judged(root, said, options.bytes)
+            found = _judged(root, printed, options.bytes)
             if code not in {0, -signal.SIGKILL}:
                 found.append(f"it ended with {code}")
             if code == 0 and kill.after_us is None:
@@ -83,11 +83,11 @@ def _tell(text: str) -> None:
 
 def _steps(root: Path, size_bytes: int) -> list[str]:
     """Return the steps of a process that lives to the end, in order."""
-    code, said = _save(root, None, size_bytes)
-    if code != 0 or (found := _judged(root, said, size_bytes)):
-        raise SystemExit(f"without any crash: code {code}, {found if code == 0 else said}")
+    code, printed = _save(root, None, size_bytes)
+    if code != 0 or (found := _judged(root, printed, size_bytes)):
+        raise SystemExit(f"without any crash: code {code}, {found if code == 0 else printed}")
     shutil.rmtree(root)
-    return [line.removeprefix("step ") for line in said if line.startswith("step ")]
+    return [line.removeprefix("step ") for line in printed if line.startswith("step ")]
 
 
 def _plan(steps: Sequence[str], number: int, seeded: random.Random) -> Iterator[Kill]:
@@ -104,14 +104,14 @@ def _plan(steps: Sequence[str], number: int, seeded: random.Random) -> Iterator[
 
 def _save(root: Path, kill: Kill | None, size_bytes: int) -> tuple[int, list[str]]:
     """Run a save in a child process; return its exit code, negative for a signal, and the lines it wrote."""
-    return _forked(lambda said: save_and_die(root, kill, size_bytes, said))
+    return _forked(lambda printed: save_and_die(root, kill, size_bytes, printed))
 
 
-def _judged(root: Path, said: Sequence[str], size_bytes: int) -> list[str]:
+def _judged(root: Path, printed: Sequence[str], size_bytes: int) -> list[str]:
     """Return the complaints of a new process about the storage below `root`."""
 
     def look(out: int) -> None:
-        for complaint in complaints(root, said, size_bytes):
+        for complaint in complaints(root, printed, size_bytes):
             os.write(out, f"{complaint}\n".encode())
 
     code, found = _forked(look)
@@ -136,8 +136,8 @@ def _forked(work: Callable[[int], None]) -> tuple[int, list[str]]:
         finally:
             os._exit(code)
     os.close(theirs)
-    with os.fdopen(ours, encoding="utf-8") as said:
-        lines = said.read().splitlines()
+    with os.fdopen(ours, encoding="utf-8") as printed:
+        lines = printed.read().splitlines()
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), lines
 

@@ -18,17 +18,17 @@ AFTER = 100
 SMALL_BYTES = 1000
 
 
-def complaints(root: Path, said: Sequence[str], size_bytes: int) -> Iterator[str]:
+def complaints(root: Path, printed: Sequence[str], size_bytes: int) -> Iterator[str]:
     """Yield what is wrong below `root`, after a process that wrote the lines `said` has died.
 
     No commit that was reported to the process is lost. Nothing partial is a checkpoint. The newest checkpoint
     verifies and is restored bit by bit. The next process saves, and deletes everything the dead one left.
     """
-    told = [int(line.split()[1]) for line in said if line.startswith("committed ")]
-    marked = sum(line == "step marked" for line in said)
+    reported = [int(line.split()[1]) for line in printed if line.startswith("committed ")]
+    marked = sum(line == "step marked" for line in printed)
     try:
         with CheckpointManager(root, keep_count=KEPT) as manager:
-            yield from _opened(manager, [*told, *STEPS[:marked]], size_bytes)
+            yield from _opened(manager, [*reported, *STEPS[:marked]], size_bytes)
             manager.save_state(state_of(AFTER, size_bytes), AFTER)
             manager.wait_until_finished(60)
             if manager.all_steps() != [AFTER]:

@@ -58,12 +58,12 @@ def state_of(step: int, size_bytes: int) -> dict[str, Any]:
     }
 
 
-def save_and_die(root: Path, kill: Kill | None, size_bytes: int, said: int) -> None:
+def save_and_die(root: Path, kill: Kill | None, size_bytes: int, printed: int) -> None:
     """Save every step below `root`; `said` is the file descriptor of the pipe to write to."""
     lock, counts = threading.Lock(), dict[str, int]()
 
     def say(event: str) -> None:
-        os.write(said, f"{event}\n".encode())
+        os.write(printed, f"{event}\n".encode())
 
     def on_step(step: str) -> None:
         step = _ATTEMPT.sub("ATTEMPT", step)  # each process has another attempt id

@@ -206,7 +206,7 @@ def test_the_first_hour_page_works_as_written(user: User, record: Record) -> Non
     first.wait_quiet()
     seen = len(record.events)
     second = user.types(run, name="second")
-    assert second.join(limit_s=120.0) == 0, said(record, seen)
+    assert second.join(limit_s=120.0) == 0, printed(record, seen)
     begun = [int(e["text"].split()[-1]) for e in record.events[seen:] if begins(e)]
     assert len(begun) == 3
     assert min(begun) > 0, "from a checkpoint"
@@ -218,20 +218,20 @@ def test_the_first_hour_page_works_as_written(user: User, record: Record) -> Non
     seen = len(record.events)
     assert user.types(run, name="again").join() == 4
     assert re.search(
-        rf"job digits finished at \d\d:\d\d .* after {STEPS} steps$", said(record, seen), re.MULTILINE
+        rf"job digits finished at \d\d:\d\d .* after {STEPS} steps$", printed(record, seen), re.MULTILINE
     )
-    assert "start again with --new, or choose another --job" in said(record, seen)
+    assert "start again with --new, or choose another --job" in printed(record, seen)
 
     # a typo, and its correction
     other = {"--job digits": "--job moons"}
     script.write_text(train_script().replace("nn.Linear(2, 32)", "nn.Linaer(2, 32)"))
     seen = len(record.events)
     assert user.types(run, name="typo", **other).join() == 78
-    assert "module 'torch.nn' has no attribute 'Linaer'" in said(record, seen)
+    assert "module 'torch.nn' has no attribute 'Linaer'" in printed(record, seen)
     assert len([e for e in record.events[seen:] if e.get("event") == "rank.started"]) <= 6, "one retry"
     script.write_text(train_script())
     seen = len(record.events)
-    assert user.types(run, name="repaired", **other).join(limit_s=120.0) == 0, said(record, seen)
+    assert user.types(run, name="repaired", **other).join(limit_s=120.0) == 0, printed(record, seen)
 
     # the user ends the control plane
     control_plane.signal(signal.SIGINT)
@@ -242,6 +242,6 @@ def begins(event: dict[str, object]) -> bool:
     return event["event"] == "line" and "] begins at " in str(event["text"])
 
 
-def said(record: Record, since: int) -> str:
+def printed(record: Record, since: int) -> str:
     """Return the output since event number `since`."""
     return "\n".join(str(e.get("text", e)) for e in record.events[since:])

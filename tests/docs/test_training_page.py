@@ -87,8 +87,10 @@ def test_the_examples_with_torch_run(tmp_path: Path) -> None:
     assert tuple(lines) == design, "the promised lines, verbatim"
     code = f"{TORCH}\n{first}\nrun.close()\nprint(run.step, run.checkpoints.all_steps())\n"
     later = block("make_net()").replace("        ...", "        print('again', run.step)")
-    said = run(f"{code}\n{later}", tmp_path)
-    assert said.splitlines() == ["4 [2, 4]"], "16 batches, 4 a step; the second run finds its epoch finished"
+    printed = run(f"{code}\n{later}", tmp_path)
+    assert printed.splitlines() == ["4 [2, 4]"], (
+        "16 batches, 4 a step; the second run finds its epoch finished"
+    )
 
 
 def test_the_examples_without_torch_run(tmp_path: Path) -> None:

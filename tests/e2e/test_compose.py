@@ -104,17 +104,17 @@ class Deployment:
 
     def issue(self, authority: str, role: str, name: str) -> None:
         """Sign a certificate in addition to those of make-certs."""
-        code, said = run_strata(
+        code, printed = run_strata(
             *("certs", "issue", "--ca", str(self.tls / authority), "--role", role, "--id", name),
             *("--out", str(self.tls / name)),
         )
-        assert code == 0, said
+        assert code == 0, printed
 
     def status(self) -> dict[str, Any]:
         """The output of `strata status` for the operator of this host."""
-        code, said = run_strata("status", "--json", env={**os.environ, **self.credentials("operator")})
-        assert code == 0, said
-        answer: dict[str, Any] = json.loads(said)
+        code, printed = run_strata("status", "--json", env={**os.environ, **self.credentials("operator")})
+        assert code == 0, printed
+        answer: dict[str, Any] = json.loads(printed)
         return answer
 
     def trust(self) -> ssl.SSLContext:
@@ -265,9 +265,9 @@ def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
 
 def learner_added(events: Sequence[Event], replacing: Talker) -> bool:
     """Return True once the learner was added; fail if the command has ended before."""
-    said = [str(event.get("text")) for event in events if event.get("source") == replacing.name]
-    added = any("added learner" in text for text in said)
-    assert added or replacing.child.poll() is None, said
+    printed = [str(event.get("text")) for event in events if event.get("source") == replacing.name]
+    added = any("added learner" in text for text in printed)
+    assert added or replacing.child.poll() is None, printed
     return added
 
 
@@ -288,7 +288,7 @@ def etcd_health(deployment: Deployment, who: str) -> str:
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", str(deployment.uid), deployment.tls / who], check=True)
     tls = ("--cacert=/tls/ca-etcd.pem", "--cert=/tls/cert.pem", "--key=/tls/key.pem")
-    said = deployment.engine.client.containers.run(
+    printed = deployment.engine.client.containers.run(
         f"strata-etcd:{deployment.project}",
         ["--endpoints=https://etcd-1:2379", *tls, "--command-timeout=5s", "endpoint", "health"],
         entrypoint="etcdctl",
@@ -297,7 +297,7 @@ def etcd_health(deployment: Deployment, who: str) -> str:
         remove=True,
         stderr=True,
     )
-    return str(said.decode())
+    return str(printed.decode())
 
 
 def served_certificate(deployment: Deployment) -> bytes:

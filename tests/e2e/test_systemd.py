@@ -82,9 +82,9 @@ class Host:
     def sh(self, script: str) -> str:
         """Run a script in the container; it must succeed."""
         done = self.container.exec(["timeout", f"{LIMIT_S:g}", "sh", "-ec", script])
-        said = done.output.decode()
-        assert done.exit_code == 0, f"{script} exited with {done.exit_code}:\n{said[-6000:]}"
-        return said
+        printed = done.output.decode()
+        assert done.exit_code == 0, f"{script} exited with {done.exit_code}:\n{printed[-6000:]}"
+        return printed
 
     def property(self, unit: str, name: str) -> str:
         return self.sh(f"systemctl show --value --property {name} {unit}").strip()

@@ -57,7 +57,7 @@ class _Events:
     """The number of each device's XIDs that this event set has already delivered."""
 
     def __init__(self) -> None:
-        self.told: dict[int, int] = {}
+        self.reported: dict[int, int] = {}
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -137,13 +137,13 @@ def nvmlEventSetCreate() -> _Events:
 
 
 def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: _Events) -> None:
-    eventSet.told[handle] = len(_devices()[handle].get("xids", ()))
+    eventSet.reported[handle] = len(_devices()[handle].get("xids", ()))
 
 
 def nvmlEventSetWait_v2(eventSet: _Events, timeoutms: int) -> _Event:
-    for handle, told in eventSet.told.items():
+    for handle, reported in eventSet.reported.items():
         xids = _devices()[handle].get("xids", ())
-        if len(xids) > told:
-            eventSet.told[handle] = told + 1
-            return _Event(device=handle, eventType=nvmlEventTypeXidCriticalError, eventData=xids[told])
+        if len(xids) > reported:
+            eventSet.reported[handle] = reported + 1
+            return _Event(device=handle, eventType=nvmlEventTypeXidCriticalError, eventData=xids[reported])
     raise NVMLError(NVML_ERROR_TIMEOUT)

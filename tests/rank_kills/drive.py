@@ -90,10 +90,10 @@ class Training:
             code = talker.join(LIMIT_S)
         finally:
             talker.child.kill()
-        said = "\n".join(str(event.get("text", event)) for event in record.events)
+        printed = "\n".join(str(event.get("text", event)) for event in record.events)
         if code != 0:
-            raise Broken(f"`strata checkpoints {' '.join(words)}` ended with {code}:\n{said}")
-        return said
+            raise Broken(f"`strata checkpoints {' '.join(words)}` ended with {code}:\n{printed}")
+        return printed
 
     def join(self) -> None:
         """Return once both nodes have exited with 0 and left no process."""

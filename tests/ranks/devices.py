@@ -38,7 +38,7 @@ def tree(rows: int, columns: int, *, scale: float) -> dict[str, Any]:
     }
 
 
-def told(value: dict[str, Any]) -> str:
+def reported(value: dict[str, Any]) -> str:
     """Return every value of the tree as text."""
     plain = {**value, "key": jax.random.key_data(value["key"])}
     return repr(
@@ -58,7 +58,7 @@ def main() -> int:
             say(
                 "restored",
                 shape=[rows, columns],
-                same=told(here.tree) == told(saved.tree),
+                same=reported(here.tree) == reported(saved.tree),
                 lies_as_before=here.tree["w"].sharding == before,
                 one_is_an_array=isinstance(here.tree["one"], jax.Array),
             )

@@ -17,11 +17,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--members", type=int, required=True)
     options = parser.parse_args()
-    asked = False
+    requested = False
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal requested
+        requested = True
 
     signal.signal(signal.SIGTERM, on_signal)
     client = strata.connect(min_workers=options.members)
@@ -31,7 +31,7 @@ def main() -> int:
         count += 1
         time.sleep(0.05)  # the computation between two barriers
         # all stop after the same round: the first round in which a payload requests the stop
-        stops = client.barrier("round", payload=b"stop" if asked else b"on")
+        stops = client.barrier("round", payload=b"stop" if requested else b"on")
         say("met", rank=client.rank, generation=client.generation, count=count)
         if b"stop" in stops.values():
             break

@@ -127,9 +127,9 @@ class MeetingPort(BorrowedPort):
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        told: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(told, payload or b"")
-        return dict(enumerate(told))
+        reported: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(reported, payload or b"")
+        return dict(enumerate(reported))
 
 
 def native_save(storage: str, loans: list[Loan]) -> None:

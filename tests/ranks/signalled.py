@@ -47,12 +47,12 @@ def main() -> int:
         signal.signal(signal.SIGTERM, own_handler)
     ended = threading.Event()
 
-    def asked(number: int) -> bool:
+    def requested(number: int) -> bool:
         say("asked", number=number)
         ended.set()
         return not options.nobody
 
-    signals = PreemptSignals((signal.SIGTERM, signal.SIGUSR1), asked)
+    signals = PreemptSignals((signal.SIGTERM, signal.SIGUSR1), requested)
     match options.wait:
         case "c":
             say("ready", pid=os.getpid())

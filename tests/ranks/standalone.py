@@ -56,11 +56,11 @@ def train(storage: str) -> None:
 def step(storage: str) -> None:
     """Train until the process or the run is ended."""
     run = strata.init(state={"w": 1}, storage_path=storage, min_workers=LEAST, max_workers=MOST)
-    said = False
+    printed = False
     for _ in run.steps(range(10**6)):
-        if not said:
+        if not printed:
             say("steps", agents=agent(), generation=run.world.generation)
-        said = True
+        printed = True
         time.sleep(0.05)
 
 
@@ -91,7 +91,7 @@ def hold(_storage: str) -> None:
         try:
             client.progress(1)
         except errors.StrataError as error:
-            say("raised", kind=type(error).__name__, said=str(error))
+            say("raised", kind=type(error).__name__, printed=str(error))
             if isinstance(error, errors.StaleGeneration):
                 client.rejoin(timeout_s=30)
                 say("rejoined", generation=client.generation)
@@ -131,7 +131,7 @@ def children(_storage: str) -> None:
             try:
                 client.barrier("b")
             except errors.ConfigError as error:
-                say("forked", said=str(error))
+                say("forked", printed=str(error))
             os._exit(0)
         os.waitpid(child, 0)
         spawned = multiprocessing.get_context("spawn").Process(target=_connected, args=("spawned",))

@@ -100,9 +100,11 @@ class Drive:
                 self._do(event)
             self._finish()
             with contextlib.suppress(StrataError):  # if it fails, the nodes' exit codes suffice
-                told = self._client.generations()
-                self._committed = [(g.world.generation, g.committed_step) for g in told if g.has_committed]
-                self._began_unix_s = min((g.began_unix_ms / 1000 for g in told), default=None)
+                reported = self._client.generations()
+                self._committed = [
+                    (g.world.generation, g.committed_step) for g in reported if g.has_committed
+                ]
+                self._began_unix_s = min((g.began_unix_ms / 1000 for g in reported), default=None)
         finally:
             self.deeds.due(all_of_them=True)
             self._end()

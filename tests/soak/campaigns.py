@@ -65,11 +65,11 @@ def _simulation(turn: Turn) -> list[str]:
     return [sys.executable, "-m", "tests.sim", *seeds, "--json", str(turn.json)]
 
 
-def _simulation_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-    if said["seeds"] != turn.seeds:
-        raise ValueError(f"{said['seeds']} of {turn.seeds} seeds ran")
-    failed = {int(seed): wrong[0] for seed, wrong in said["failed"].items()}
-    return Outcome(sum(said["effective"].values()), said["virtual_s"], failed)
+def _simulation_outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
+    if printed["seeds"] != turn.seeds:
+        raise ValueError(f"{printed['seeds']} of {turn.seeds} seeds ran")
+    failed = {int(seed): wrong[0] for seed, wrong in printed["failed"].items()}
+    return Outcome(sum(printed["effective"].values()), printed["virtual_s"], failed)
 
 
 def _schedules(turn: Turn) -> list[str]:
@@ -77,9 +77,9 @@ def _schedules(turn: Turn) -> list[str]:
     return [sys.executable, "-m", "tests.schedules", *seeds, "--json", str(turn.json)]
 
 
-def _schedules_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-    failed = {int(seed): "; ".join(broken) for seed, broken in said["failed"].items()}
-    return Outcome(sum(said["deeds"].values()), said["took_s"], failed)
+def _schedules_outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
+    failed = {int(seed): "; ".join(broken) for seed, broken in printed["failed"].items()}
+    return Outcome(sum(printed["deeds"].values()), printed["took_s"], failed)
 
 
 def _crashes(turn: Turn) -> list[str]:
@@ -87,9 +87,9 @@ def _crashes(turn: Turn) -> list[str]:
     return [sys.executable, "-m", "tests.crashes", *options, "--json", str(turn.json)]
 
 
-def _crashes_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-    failed = {turn.first: str(said["wrong"][0])} if said["wrong"] else {}
-    return Outcome(said["kills"], said["seconds"], failed)
+def _crashes_outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
+    failed = {turn.first: str(printed["wrong"][0])} if printed["wrong"] else {}
+    return Outcome(printed["kills"], printed["seconds"], failed)
 
 
 def _rank_kills(turn: Turn) -> list[str]:
@@ -97,9 +97,9 @@ def _rank_kills(turn: Turn) -> list[str]:
     return [sys.executable, "-m", "tests.rank_kills", *options, "--json", str(turn.json)]
 
 
-def _rank_kills_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-    failed = {turn.first: str(said["wrong"][0])} if said["wrong"] else {}
-    return Outcome(said["kills"], said["seconds"], failed)
+def _rank_kills_outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
+    failed = {turn.first: str(printed["wrong"][0])} if printed["wrong"] else {}
+    return Outcome(printed["kills"], printed["seconds"], failed)
 
 
 def _chaos(turn: Turn) -> list[str]:
@@ -110,14 +110,14 @@ def _chaos(turn: Turn) -> list[str]:
     return ["/bin/sh", "-c", 'out="$1"; shift; exec "$@" >"$out"', "sh", str(turn.json), *command, *out]
 
 
-def _chaos_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-    if said["cut_short"]:
+def _chaos_outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
+    if printed["cut_short"]:
         raise ValueError("the round was cut short")
-    effective = sum(row["effective"] for row in said["faults"])
+    effective = sum(row["effective"] for row in printed["faults"])
     failed = (
-        {} if said["verdict"] == "pass" else {turn.first: said["sentence"]}
+        {} if printed["verdict"] == "pass" else {turn.first: printed["sentence"]}
     )  # also if the verdict is unknown
-    return Outcome(effective, said["duration_s"], failed)
+    return Outcome(effective, printed["duration_s"], failed)
 
 
 def chaos_backend() -> str:

@@ -32,12 +32,12 @@ def serving(folder: Path, *, key: str, secret: str) -> Iterator[str]:
         stderr=writing,
     )
     os.close(writing)
-    said = _Said(reading)
+    printed = _Printed(reading)
     try:
-        yield said.url()
+        yield printed.url()
     finally:
         child.stop()
-        said.join()
+        printed.join()
 
 
 def _rclone() -> str:
@@ -49,7 +49,7 @@ def _rclone() -> str:
     return shutil.which("rclone") or ""
 
 
-class _Said:
+class _Printed:
     """A server's output, read to its end by a thread; holds the first address in it."""
 
     def __init__(self, fd: int) -> None:

@@ -138,8 +138,8 @@ class StubS3:
         start, end = int(first), min(int(last or 1 << 60), len(stored.data) - 1)
         if start >= len(stored.data):
             return error(416, "InvalidRange")
-        told = {**head_of(stored), "Content-Range": f"bytes {start}-{end}/{len(stored.data)}"}
-        return 206, stored.data[start : end + 1], told
+        reported = {**head_of(stored), "Content-Range": f"bytes {start}-{end}/{len(stored.data)}"}
+        return 206, stored.data[start : end + 1], reported
 
     def _head(
         self, request: Request, query: dict[str, str], body: bytes

@@ -33,8 +33,8 @@ def campaign(name: str = "quick", *, bad: str = "", seconds: float = 0.0, **more
         words = (str(turn.first), str(turn.seeds), str(turn.json), bad, str(seconds))
         return [sys.executable, "-c", PROGRAM, *words]
 
-    def outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-        return Outcome(turn.seeds, 30.0, {int(seed): why for seed, why in said["failed"].items()})
+    def outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
+        return Outcome(turn.seeds, 30.0, {int(seed): why for seed, why in printed["failed"].items()})
 
     usual: dict[str, Any] = {"first": 1, "seeds": 10, "turn_s": 1.0, "again": "again --seed {seed}"}
     return Campaign(name=name, command=command, outcome=outcome, **(usual | more))

@@ -136,7 +136,7 @@ def test_a_large_backup_passes_in_pieces(place: BackupPlace, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "printed"),
     [
         (lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:], "has changed since the backup"),
         (lambda data: data[:-1] + bytes([data[-1] ^ 128]), "has changed since the backup"),
@@ -145,10 +145,12 @@ def test_a_large_backup_passes_in_pieces(place: BackupPlace, monkeypatch: pytest
     ],
     ids=["a flipped bit", "a flipped bit at the end", "truncated", "longer"],
 )
-def test_a_damaged_database_is_found(place: BackupPlace, damage: Callable[[bytes], bytes], said: str) -> None:
+def test_a_damaged_database_is_found(
+    place: BackupPlace, damage: Callable[[bytes], bytes], printed: str
+) -> None:
     name = made(place, StubEtcd()).name
     replaced(place, name.database, damage(b"".join(place.pieces(name.database))))
-    with pytest.raises(BackupCorrupt, match=said):
+    with pytest.raises(BackupCorrupt, match=printed):
         verified(place, name)
 
 
@@ -221,7 +223,7 @@ def test_an_upload_that_is_interrupted_leaves_nothing_there(stub: StubS3) -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "said", "hint"),
+    ("status", "code", "printed", "hint"),
     [
         (404, "NoSuchBucket", "NoSuchBucket", "create the bucket"),
         (403, "InvalidAccessKeyId", "InvalidAccessKeyId", "the credentials are not accepted"),
@@ -229,11 +231,11 @@ def test_an_upload_that_is_interrupted_leaves_nothing_there(stub: StubS3) -> Non
     ],
 )
 def test_an_unusable_bucket_fails_a_backup_before_etcd_is_read(
-    stub: StubS3, status: int, code: str, said: str, hint: str
+    stub: StubS3, status: int, code: str, printed: str, hint: str
 ) -> None:
     stub.fail("list", status=status, code=code, times=99)
     etcd = StubEtcd()
-    with pytest.raises(StorageError, match=said) as caught:
+    with pytest.raises(StorageError, match=printed) as caught:
         made(S3BackupPlace(s3_storage(stub.url)), etcd)
     assert hint in caught.value.hint
     assert etcd.opened == 0
@@ -257,7 +259,7 @@ def test_a_place_is_a_folder_or_a_prefix_of_s3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("", "no place for backups"),
         ("gs://bucket/x", "not to gs:"),
@@ -265,8 +267,8 @@ def test_a_place_is_a_folder_or_a_prefix_of_s3(tmp_path: Path) -> None:
         ("s3://", "names no bucket"),
     ],
 )
-def test_an_invalid_backup_place_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_backup_place_is_refused(text: str, printed: str) -> None:
+    with pytest.raises(ConfigError, match=printed):
         open_place(text)
 
 

@@ -259,7 +259,7 @@ async def _members(victim: Victim) -> AsyncIterator[Callable[[], Awaitable[None]
                 member.arrive([rank], round_)
             for member in ranks:
                 assert (await member.outcome(round_)).result == BARRIER_RESULT_RELEASED
-                member.heard.clear()
+                member.received.clear()
 
         yield meet
         for member in members:
@@ -270,12 +270,12 @@ async def _members(victim: Victim) -> AsyncIterator[Callable[[], Awaitable[None]
 class Report:
     """An attack's counts, and the replica's peak memory and peak descriptors during it."""
 
-    said: Mapping[str, float]
+    printed: Mapping[str, float]
     peak_bytes: int
     peak_descriptors: int
 
     def __str__(self) -> str:
-        return f"{self.peak_bytes >> 20} MiB, {self.peak_descriptors} descriptors; {dict(self.said)}"
+        return f"{self.peak_bytes >> 20} MiB, {self.peak_descriptors} descriptors; {dict(self.printed)}"
 
 
 async def attacked(
@@ -298,7 +298,7 @@ async def attacked(
             process.kill()
     out, _nothing = await ended
     assert process.returncode == 0, f"the attacker of {attack} ended with {process.returncode}: {out!r}"
-    return Report(said=json.loads(out), peak_bytes=peak_bytes, peak_descriptors=peak_descriptors)
+    return Report(printed=json.loads(out), peak_bytes=peak_bytes, peak_descriptors=peak_descriptors)
 
 
 def assert_bounded(*reports: Report) -> None:

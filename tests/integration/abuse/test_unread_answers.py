@@ -72,7 +72,7 @@ async def attacked(victim: Victim, program: str, role: Role, id: str, *what: str
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     out, _nothing = await ended
-    return Report(said=json.loads(out), peak_bytes=max(bytes_), peak_descriptors=max(descriptors))
+    return Report(printed=json.loads(out), peak_bytes=max(bytes_), peak_descriptors=max(descriptors))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_unread_answers_do_not_affect_other_clients(
     record_property("shown", f"{method} x {connections}: {load}; {'; '.join(map(str, reports))}")
     load.assert_served()
     assert_bounded(*reports)
-    assert all(report.said["calls"] > 0.8 * 500 * SECONDS for report in reports), reports
+    assert all(report.printed["calls"] > 0.8 * 500 * SECONDS for report in reports), reports
 
 
 async def test_unread_session_replies_do_not_affect_other_clients(
@@ -104,4 +104,4 @@ async def test_unread_session_replies_do_not_affect_other_clients(
     record_property("shown", f"sessions: {load}; {'; '.join(map(str, reports))}")
     load.assert_served()
     assert_bounded(*reports)
-    assert all(report.said["calls"] > 1000 * SECONDS for report in reports), reports
+    assert all(report.printed["calls"] > 1000 * SECONDS for report in reports), reports

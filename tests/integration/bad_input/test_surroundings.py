@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CLONE_NEWNS = 0x00020000
 
 
-def said_and_code(*words: str, error: str, hint: str, code: Exit, **more: object) -> None:
+def output_and_code(*words: str, error: str, hint: str, code: Exit, **more: object) -> None:
     """Run a command; assert its error, hint and exit code, and that it prints no traceback."""
     ended, output = run_strata(*words, **more)  # type: ignore[arg-type]  # env and limit_s
     assert ended == code, output
@@ -71,7 +71,7 @@ def old_etcd(version: str) -> Iterator[str]:
 @pytest.mark.parametrize("version", ["3.3.27", "2.3.8", "no version"])
 def test_etcd_below_3_4_is_refused(version: str) -> None:
     with old_etcd(version) as address:
-        said_and_code(
+        output_and_code(
             *("coordinator", "--etcd", address, "--listen", "127.0.0.1:0", "--replica", "x", "--http", ""),
             error="etcd",
             hint="hint: ",
@@ -80,7 +80,7 @@ def test_etcd_below_3_4_is_refused(version: str) -> None:
 
 
 def test_a_coordinator_waits_for_an_unreachable_etcd_and_then_names_it() -> None:
-    said_and_code(
+    output_and_code(
         *("coordinator", "--etcd", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--replica", "x"),
         error="etcd did not answer within 1 s",
         hint="etcd.endpoints (--etcd)",
@@ -312,7 +312,7 @@ def test_wrong_credentials_are_refused_with_a_hint(shown: Shown, secured: Secure
         if credentials.cert_file is not None:
             flags += ["--tls-cert-file", str(credentials.cert_file)]
             flags += ["--tls-key-file", str(credentials.key_file)]
-    said_and_code(
+    output_and_code(
         *("run", "--endpoints", address, "--job", "j", "--worker-id", shown.worker, *flags, "--", "true"),
         error="error: ",
         hint="hint: ",

@@ -77,7 +77,7 @@ class Chaos:
         body: dict[str, Any] = json.loads(path.read_text())
         return body
 
-    def said(self) -> str:
+    def printed(self) -> str:
         return "\n".join(str(event.get("text", event)) for event in self.record.events)
 
 
@@ -98,7 +98,7 @@ def test_a_passing_run_gets_the_same_verdict_when_judged_again(chaos: Chaos) -> 
 
     code = chaos.ended(chaos.run(BARRIERS + script + expect, "--seed", "5", "--backend", "process"))
 
-    assert code == 0, chaos.said()
+    assert code == 0, chaos.printed()
     report = chaos.report()
     assert report["verdict"] == "pass"
     assert [(i["fault"], i["effective"]) for i in report["injuries"]] == [
@@ -114,7 +114,7 @@ def test_a_passing_run_gets_the_same_verdict_when_judged_again(chaos: Chaos) -> 
 
     checked = chaos.ended(chaos.start("check", str(folder), "--json"))
 
-    assert checked == 0, chaos.said()
+    assert checked == 0, chaos.printed()
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_failed_expectation_is_exit_1(chaos: Chaos) -> None:
 
     code = chaos.ended(chaos.run(scenario, "--duration", "5", "--backend", "process"))
 
-    assert code == 1, chaos.said()
+    assert code == 1, chaos.printed()
     (folder,) = chaos.out.iterdir()
     assert (folder / "cluster").exists(), "the logs of a run that failed are kept"
     assert [finding["checker"] for finding in chaos.report()["findings"]] == ["expectation"]
@@ -138,7 +138,7 @@ def test_a_run_whose_fault_had_no_effect_exits_with_2(chaos: Chaos) -> None:
 
     code = chaos.ended(chaos.run(scenario, "--duration", "3", "--backend", "process"))
 
-    assert code == 2, chaos.said()
+    assert code == 2, chaos.printed()
     assert chaos.report()["sentence"] == "UNKNOWN: without effect: kill-rank (1)"
 
 
@@ -151,7 +151,7 @@ def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
 
     os.kill(pid, signal.SIGKILL)
 
-    assert chaos.ended(running) == 1, chaos.said()
+    assert chaos.ended(running) == 1, chaos.printed()
     (finding,) = chaos.report()["findings"]
     assert finding["checker"] == "processes"
     assert f"coordinator-2 (pid {pid}) was ended by SIGKILL by itself" in finding["message"]
@@ -163,7 +163,7 @@ def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
 def test_a_lost_etcd_is_restored_under_load(chaos: Chaos, name: str) -> None:
     code = chaos.ended(chaos.run(BARRIERS + SAVES + fault(name, 3, 1), "--backend", "process"))
 
-    assert code == 0, chaos.said()
+    assert code == 0, chaos.printed()
     (injury,) = chaos.report()["injuries"]
     assert injury["effective"]
     judged = {f"{rule['checker']}/{rule['rule']}": rule["judged"] for rule in chaos.report()["rules"]}
@@ -178,7 +178,7 @@ def test_a_restore_that_misses_newer_checkpoints_is_a_violation(chaos: Chaos) ->
 
     code = chaos.ended(chaos.run(scenario, "--backend", "process"))
 
-    assert code == 1, chaos.said()
+    assert code == 1, chaos.printed()
     found = {finding["checker"] for finding in chaos.report()["findings"]}
     assert "restores/committed-kept" in found
 
@@ -188,7 +188,7 @@ def test_a_run_that_breaks_down_exits_with_3(chaos: Chaos) -> None:
 
     code = chaos.ended(chaos.run(scenario, "--backend", "process"))
 
-    assert code == 3, chaos.said()
+    assert code == 3, chaos.printed()
     assert "no_such_program" in chaos.report()["broken"]
 
 
@@ -205,10 +205,10 @@ def test_a_run_that_breaks_down_exits_with_3(chaos: Chaos) -> None:
 def test_invalid_arguments_are_refused_with_a_hint(chaos: Chaos, words: tuple[str, ...]) -> None:
     code = chaos.ended(chaos.start(*words))
 
-    assert code == 3, chaos.said()
-    assert "error: " in chaos.said()
-    assert "hint: " in chaos.said()
-    assert "Traceback" not in chaos.said()
+    assert code == 3, chaos.printed()
+    assert "error: " in chaos.printed()
+    assert "hint: " in chaos.printed()
+    assert "Traceback" not in chaos.printed()
 
 
 @pytest.mark.journey
@@ -220,8 +220,8 @@ def test_ctrl_c_heals_the_faults_and_ends_the_run(chaos: Chaos) -> None:
 
     running.signal(signal.SIGINT)
 
-    assert chaos.ended(running) == 2, chaos.said()
-    assert "freeze-leader: healed" in chaos.said()
+    assert chaos.ended(running) == 2, chaos.printed()
+    assert "freeze-leader: healed" in chaos.printed()
     assert chaos.report()["cut_short"]
 
 
@@ -265,7 +265,7 @@ def test_replicas_that_reject_each_other_harm_no_member_or_barrier(chaos: Chaos)
 
     code = chaos.ended(chaos.run(scenario, "--duration", "8", "--backend", "netns"))
 
-    assert code == 0, chaos.said()
+    assert code == 0, chaos.printed()
     (injury,) = chaos.report()["injuries"]
     assert injury["effective"]
     assert "packets met by the rules" in injury["evidence"]
@@ -279,7 +279,7 @@ def test_members_whose_sessions_are_reset_come_back_within_the_grace(chaos: Chao
 
     code = chaos.ended(chaos.run(scenario, "--duration", "6", "--backend", "netns"))
 
-    assert code == 0, chaos.said()
+    assert code == 0, chaos.printed()
     (injury,) = chaos.report()["injuries"]
     assert injury["effective"]
     assert "packets met by the rules" in injury["evidence"]

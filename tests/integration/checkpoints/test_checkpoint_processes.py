@@ -150,7 +150,7 @@ ckpt.save(b"x", 1)
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reported"),
     [
         (FAILS_UNSEEN, "the save of step 1 failed, and no call reported it: disk full"),
         (FAILS_AFTERWARDS, "an error after a save, which no call reported: no room to tidy"),
@@ -158,11 +158,11 @@ ckpt.save(b"x", 1)
     ],
 )
 def test_unread_failures_are_printed_at_exit_even_with_logging_off(
-    tmp_path: Path, program: str, told: str
+    tmp_path: Path, program: str, reported: str
 ) -> None:
     code, output = run(SILENT + program, str(tmp_path))
     assert code == 0
-    assert told in output
+    assert reported in output
 
 
 NO_MORE_THREADS = """

@@ -30,7 +30,7 @@ READING = (
 COMMANDS = ("dev", "coordinator", "run", "doctor", "jobs show", *READING[:-1])
 
 
-def said_as_json(*words: str) -> Any:
+def output_as_json(*words: str) -> Any:
     code, output = run_strata(*words, "--json")
     assert code == 0, output
     return json.loads(output)
@@ -95,7 +95,7 @@ def test_status_commands_show_a_running_job(
     nodes.run(cluster.endpoints, *steps, node="b", options=options, env={"STEPS_WAITS": "1"})
     record.wait("step", count=2, step=3, source="a")
 
-    status = said_as_json("status", *where)
+    status = output_as_json("status", *where)
     assert {r["replica"] for r in status["replicas"]} == {c.name for c in cluster.coordinators}
     assert {r["version"] for r in status["replicas"]} == {strata.__version__}
     assert sum(r["leader"] for r in status["replicas"]) == 1
@@ -106,7 +106,7 @@ def test_status_commands_show_a_running_job(
     assert nodes.job in text
     assert "running" in text
 
-    members = said_as_json("members", *where, "--job", nodes.job)
+    members = output_as_json("members", *where, "--job", nodes.job)
     assert {m["worker_id"]: m["slots"] for m in members} == {"a": 2, "b": 2}
     code, text = run_strata("members", *where, "--job", nodes.job)
     assert code == 0
@@ -120,7 +120,7 @@ def test_status_commands_show_a_running_job(
     opened: list[dict[str, Any]] = []
     while not opened or opened[0]["arrived"] < 2:
         opened = [
-            b for b in said_as_json("barriers", *where, "--job", nodes.job)["open"] if b["name"] == "meet"
+            b for b in output_as_json("barriers", *where, "--job", nodes.job)["open"] if b["name"] == "meet"
         ]
     assert (opened[0]["arrived"], opened[0]["expected"], opened[0]["missing"]) == (2, 4, others)
     code, text = run_strata("barriers", *where, "--job", nodes.job)
@@ -128,7 +128,7 @@ def test_status_commands_show_a_running_job(
     assert "2 of 4" in text
     assert "strata.join" in text, "the barrier at which the generation began"
 
-    assert said_as_json("checkpoints", "list", *where, "--job", nodes.job) == []
+    assert output_as_json("checkpoints", "list", *where, "--job", nodes.job) == []
     code, text = run_strata("checkpoints", "list", *where, "--job", nodes.job)
     assert code == 0
     assert "no checkpoint yet" in text
@@ -142,7 +142,7 @@ def test_the_members_of_a_finished_job_are_done(cluster: LocalCluster, nodes: No
     code, text = run_strata("members", *where)
     assert code == 0
     assert re.search(r"^a +- +0-1 +- +done ", text, re.MULTILINE), text
-    assert said_as_json("members", *where) == [], "it lists who is there"
+    assert output_as_json("members", *where) == [], "it lists who is there"
 
 
 def test_endpoints_and_job_come_from_the_environment(cluster: LocalCluster) -> None:

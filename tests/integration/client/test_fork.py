@@ -27,13 +27,13 @@ class Program:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self._said: list[dict[str, Any]] = []
+        self._printed: list[dict[str, Any]] = []
 
     async def says(self, key: str, limit_s: float = 40.0) -> dict[str, Any]:
         """Return the next line that has `key`; keep other lines for later calls."""
-        for earlier in self._said:
+        for earlier in self._printed:
             if key in earlier:
-                self._said.remove(earlier)
+                self._printed.remove(earlier)
                 return earlier
         assert self.process.stdout is not None
         async with asyncio.timeout(limit_s):
@@ -41,7 +41,7 @@ class Program:
                 event: dict[str, Any] = json.loads(line)
                 if key in event:
                     return event
-                self._said.append(event)
+                self._printed.append(event)
         raise AssertionError(f"it ended ({await self.process.wait()}) without saying {key!r}")
 
     async def ended(self, limit_s: float = 30.0) -> int:

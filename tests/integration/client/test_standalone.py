@@ -71,7 +71,7 @@ def programs(cluster: LocalCluster, job: str, tmp_path: Path) -> Iterator[Progra
     these.end()
 
 
-def heard(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
+def received(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
     """Return the process's next event of that kind."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -86,7 +86,7 @@ def test_a_training_imports_no_grpc_and_leaves_nothing_behind(programs: Programs
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = programs.start("train", TMPDIR=str(temporary))
-    trained = heard(process, "trained")
+    trained = received(process, "trained")
     assert (trained["step"], trained["grpc"]) == (2, False)
     (agent,) = trained["agents"]
     out, errors = process.communicate(timeout=LIMIT_S)
@@ -100,7 +100,7 @@ def test_an_agent_ends_with_its_process_however_that_ends(
     how: str, programs: Programs, tmp_path: Path
 ) -> None:
     process = programs.start("dies")
-    (agent,) = heard(process, "joined")["agents"]
+    (agent,) = received(process, "joined")["agents"]
     assert process.stdin is not None
     if how == "SIGKILL":
         process.kill()
@@ -129,7 +129,7 @@ def ended(pid: int, limit_s: float) -> bool:
 
 def test_signals_to_the_group_spare_the_agent(programs: Programs) -> None:
     process = programs.start("hold")
-    (agent,) = heard(process, "joined")["agents"]
+    (agent,) = received(process, "joined")["agents"]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(agent, number)
     assert os.getsid(agent) == agent
@@ -140,16 +140,16 @@ def test_signals_to_the_group_spare_the_agent(programs: Programs) -> None:
 
 def test_a_rank_whose_agent_died_raises_stale_incarnation(programs: Programs) -> None:
     process = programs.start("hold")
-    (agent,) = heard(process, "joined")["agents"]
+    (agent,) = received(process, "joined")["agents"]
     os.kill(agent, signal.SIGKILL)
-    assert heard(process, "raised")["kind"] == "StaleIncarnation"
+    assert received(process, "raised")["kind"] == "StaleIncarnation"
     process.communicate(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("mode", ["step", "hang"])
 def test_a_training_ends_with_its_agent_whatever_its_main_thread_does(mode: str, programs: Programs) -> None:
     process = programs.start(mode)
-    (agent,) = heard(process, "steps" if mode == "step" else "hangs")["agents"]
+    (agent,) = received(process, "steps" if mode == "step" else "hangs")["agents"]
     began = time.monotonic()
     os.kill(agent, signal.SIGKILL)
     assert process.wait(LIMIT_S) == 1
@@ -158,11 +158,11 @@ def test_a_training_ends_with_its_agent_whatever_its_main_thread_does(mode: str,
 
 def test_a_frozen_process_is_lost_and_another_takes_its_name(programs: Programs) -> None:
     frozen = programs.start("step", STRATA_WORKER_ID="w")
-    (agent,) = heard(frozen, "steps")["agents"]
+    (agent,) = received(frozen, "steps")["agents"]
     frozen.send_signal(signal.SIGSTOP)
     assert ended(agent, LIMIT_S), "it leaves, and ends"
     other = programs.start("train", STRATA_WORKER_ID="w")
-    heard(other, "trained")
+    received(other, "trained")
     frozen.send_signal(signal.SIGCONT)
     assert frozen.wait(LIMIT_S) == 1
     assert "this process was removed from the job" in frozen.communicate()[1]
@@ -171,7 +171,7 @@ def test_a_frozen_process_is_lost_and_another_takes_its_name(programs: Programs)
 
 def test_a_process_that_is_stopped_for_a_moment_stays(programs: Programs) -> None:
     process = programs.start("hold")
-    heard(process, "joined")
+    received(process, "joined")
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.0)
     process.send_signal(signal.SIGCONT)
@@ -181,19 +181,19 @@ def test_a_process_that_is_stopped_for_a_moment_stays(programs: Programs) -> Non
 
 def test_at_the_end_of_its_generation_a_client_rejoins(programs: Programs) -> None:
     client, lost = (programs.start("hold", LEAST="2") for _ in range(2))
-    heard(client, "joined")
-    heard(lost, "joined")
+    received(client, "joined")
+    received(lost, "joined")
     lost.kill()
-    assert heard(client, "raised")["kind"] == "StaleGeneration"
+    assert received(client, "raised")["kind"] == "StaleGeneration"
     other = programs.start("hold", LEAST="2")
-    assert heard(client, "rejoined")["generation"] == heard(other, "joined")["generation"]
+    assert received(client, "rejoined")["generation"] == received(other, "joined")["generation"]
 
 
 @pytest.mark.parametrize("mode", ["step", "hang"])
 def test_at_the_end_of_its_generation_a_training_ends_with_75(mode: str, programs: Programs) -> None:
     trainer, lost = programs.start(mode, LEAST="2"), programs.start("step", LEAST="2")
-    heard(trainer, "steps" if mode == "step" else "hangs")
-    heard(lost, "steps")
+    received(trainer, "steps" if mode == "step" else "hangs")
+    received(lost, "steps")
     lost.kill()
     assert trainer.wait(LIMIT_S) == 75
     assert "start it under `strata run` to have it restarted" in trainer.communicate()[1]
@@ -202,35 +202,35 @@ def test_at_the_end_of_its_generation_a_training_ends_with_75(mode: str, program
 def test_a_training_that_cannot_restart_is_not_ended_by_a_newcomer(programs: Programs) -> None:
     one_or_two = {"LEAST": "1", "MOST": "2"}
     first = programs.start("step", **one_or_two)
-    heard(first, "steps")
+    received(first, "steps")
     second = programs.start("step", **one_or_two)
     until(programs.standbys, "the second one did not come", limit_s=LIMIT_S)
     time.sleep(4.0)  # longer than the members' settle time
     assert (first.poll(), second.poll()) == (None, None)
     first.kill()
-    assert heard(second, "steps")["generation"] == 2, "it stood by"
+    assert received(second, "steps")["generation"] == 2, "it stood by"
 
 
 def test_in_a_notebook_the_error_is_raised_and_the_process_lives_on(programs: Programs) -> None:
     process = programs.start("notebook")
-    (agent,) = heard(process, "steps")["agents"]
+    (agent,) = received(process, "steps")["agents"]
     os.kill(agent, signal.SIGKILL)
-    assert heard(process, "raised") == {"event": "raised", "kind": "StaleIncarnation", "pid": process.pid}
-    (other,) = heard(process, "steps")["agents"]
+    assert received(process, "raised") == {"event": "raised", "kind": "StaleIncarnation", "pid": process.pid}
+    (other,) = received(process, "steps")["agents"]
     assert other != agent
 
 
 def test_a_standalone_process_supports_spawned_but_not_forked_children(programs: Programs) -> None:
     process = programs.start("children")
-    forked = heard(process, "forked")
-    assert "was forked from" in forked["said"]
-    assert heard(process, "child")["rank"] == 0
-    children = heard(process, "children")
+    forked = received(process, "forked")
+    assert "was forked from" in forked["printed"]
+    assert received(process, "child")["rank"] == 0
+    children = received(process, "children")
     assert (children["spawned"], children["shell"], children["same"]) == (0, 0, True)
     assert process.wait(LIMIT_S) == 0
 
 
 def test_a_process_in_another_pid_namespace_has_its_agent_there(programs: Programs) -> None:
     process = programs.start("train", "unshare", "-Urpf", "--mount-proc")
-    assert heard(process, "trained")["step"] == 2
+    assert received(process, "trained")["step"] == 2
     assert process.wait(LIMIT_S) == 0

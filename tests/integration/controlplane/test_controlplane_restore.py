@@ -223,7 +223,7 @@ def test_a_cluster_rolled_back_to_an_older_snapshot_is_completed_in_place(lost: 
     lost.takes_a_snapshot()
     lost.saves(30)
     lost.gets_the_snapshot_under_it()
-    mine, _said = lost.values("restore", "--in-place", "--storage", lost.root)
+    mine, _printed = lost.values("restore", "--in-place", "--storage", lost.root)
     assert [slot["step"] for slot in mine["adopted"]] == [30]
     assert lost.catalog() == {10: "committed", 20: "committed", 30: "committed"}
     lost.goes_on_from(30, then=40)
@@ -250,7 +250,7 @@ def test_a_checkpoint_removed_after_the_backup_is_not_restored(lost: Lost) -> No
     lost.saves(30, 40, keep=1)
     until(lambda: lost.catalog() == {40: "committed"})
     lost.loses_etcd()
-    mine, _said = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
+    mine, _printed = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
     assert [slot["step"] for slot in mine["lost"]] == [20, 10]
     assert lost.catalog() == {40: "committed"}
     lost.goes_on_from(40, then=50)
@@ -270,7 +270,7 @@ def test_an_open_save_is_adopted_if_marked_and_aborted_otherwise(lost: Lost) -> 
         manager.save_state(state_of(20), step=20).wait(LIMIT_S)
     client.close(code=1)
     lost.loses_etcd()
-    mine, _said = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
+    mine, _printed = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root)
     assert [slot["step"] for slot in mine["adopted"]] == [20]
     assert [slot["step"] for slot in mine["aborted"]] == [30]
     assert lost.catalog() == {10: "committed", 20: "committed", 30: "aborted"}
@@ -342,7 +342,7 @@ def test_roots_in_s3_are_searched(cluster: LocalCluster, job: str, s3: StubS3, t
     lost.takes_a_snapshot()
     lost.saves(20)
     lost.loses_etcd()
-    mine, _said = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root, "--verify")
+    mine, _printed = lost.values("restore", "--from", lost.snapshot, "--storage", lost.root, "--verify")
     assert [slot["step"] for slot in mine["adopted"]] == [20]
     lost.goes_on_from(20, then=30)
     assert s3.uploads == {}

@@ -183,9 +183,9 @@ class Drill:
     def command(self, *words: str) -> str:
         """Run a command of `strata controlplane`; return what it said."""
         etcd = ("--etcd", ",".join(self.cluster.etcd.endpoints))
-        code, said = run_strata("controlplane", *words, *etcd, limit_s=LIMIT_S)
-        assert code == 0, said
-        return said
+        code, printed = run_strata("controlplane", *words, *etcd, limit_s=LIMIT_S)
+        assert code == 0, printed
+        return printed
 
     def _client(self) -> CoordinatorClient:
         return CoordinatorClient.connect(self.cluster.endpoints, job=self._nodes.job, timeout_s=LIMIT_S)
@@ -208,9 +208,9 @@ def test_restore_drill_under_running_agents(drill: Drill, _number: int) -> None:
     drill.until_committed(5 * EVERY)
     before = drill.before()
     drill.lose_etcd()
-    said = drill.command("restore", "--from", str(drill.backups), "--storage", str(drill.storage), "--yes")
+    printed = drill.command("restore", "--from", str(drill.backups), "--storage", str(drill.storage), "--yes")
     drill.goes_on(before, time.monotonic())
-    assert str(max(before.committed)) in said
+    assert str(max(before.committed)) in printed
 
 
 @pytest.mark.parametrize("_number", range(DRILLS))

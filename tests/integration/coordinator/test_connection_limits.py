@@ -209,11 +209,11 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
-@pytest.mark.parametrize("said", [b"", PREFACE], ids=["silence", "preface"])
-async def test_a_handshake_that_never_finishes_is_ended(said: bytes) -> None:
+@pytest.mark.parametrize("printed", [b"", PREFACE], ids=["silence", "preface"])
+async def test_a_handshake_that_never_finishes_is_ended(printed: bytes) -> None:
     async with serving(server_handshake_timeout_ms=300) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
+        writer.write(printed)
         await ended(reader)
         writer.close()
 

@@ -38,7 +38,7 @@ def coordinator(stderr: int, *options: str) -> Iterator[Child]:
 
 
 @contextlib.contextmanager
-def heard(*options: str) -> Iterator[tuple[Child, BinaryIO]]:
+def received(*options: str) -> Iterator[tuple[Child, BinaryIO]]:
     """Run a coordinator; yield its process and its output."""
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb") as pipe, coordinator(theirs, *options) as child:
@@ -85,7 +85,7 @@ def test_a_coordinator_whose_output_reader_closed_serves_and_exits_cleanly(
 ) -> None:
     where = free_address()
     options = (f"--etcd={','.join(etcd.endpoints)}", f"--cluster=unread-{number.name}", f"--listen={where}")
-    with heard(*options) as (child, pipe):
+    with received(*options) as (child, pipe):
         wait_for(pipe, b"leadership_taken")
         pipe.close()
         wait_until_served(where, child)
@@ -139,7 +139,7 @@ def test_a_coordinator_with_closed_standard_streams_serves_and_exits_cleanly(etc
 def test_a_second_signal_does_not_change_how_a_coordinator_exits(etcd: EtcdCluster) -> None:
     """A second Ctrl-C neither changes the exit code nor causes a traceback in gRPC."""
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=pestered", f"--listen={free_address()}")
-    with heard(*options) as (child, pipe):
+    with received(*options) as (child, pipe):
         wait_for(pipe, b"leadership_taken")
         child.send_signal(signal.SIGINT)
         wait_for(pipe, b"coordinator_ended")
@@ -149,7 +149,7 @@ def test_a_second_signal_does_not_change_how_a_coordinator_exits(etcd: EtcdClust
 
 def test_signals_do_not_change_the_exit_code_of_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_ETCD_WAIT_S", "0.5")
-    with heard(f"--etcd={free_address()}", f"--listen={free_address()}") as (child, pipe):
+    with received(f"--etcd={free_address()}", f"--listen={free_address()}") as (child, pipe):
         wait_for(pipe, b"error:")
         assert pester(child) == 3
         assert b"Traceback" not in pipe.read()
@@ -157,7 +157,7 @@ def test_signals_do_not_change_the_exit_code_of_a_failed_start(monkeypatch: pyte
 
 def test_signals_during_a_coordinators_shutdown_do_not_interrupt_it(etcd: EtcdCluster) -> None:
     options = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=hurried", f"--listen={free_address()}")
-    with heard(*options) as (child, pipe):
+    with received(*options) as (child, pipe):
         wait_for(pipe, b"coordinator_starts")
         assert pester(child) == 0
         output = pipe.read()

@@ -23,7 +23,7 @@ LIMIT_S = 10.0
 FAMILY = "sleep 1000 & echo $$ $!; wait"
 
 
-def wait_gone(pid: int) -> None:
+def wait_exited(pid: int) -> None:
     """Return once no such process runs (a zombie counts as ended)."""
     try:
         fd = os.pidfd_open(pid)
@@ -148,7 +148,7 @@ def test_processes_that_a_child_leaves_behind_end_with_it(tmp_path: Path, how: s
     if how == "killed":
         child.kill()
     child.join(LIMIT_S)
-    wait_gone(grandchild)
+    wait_exited(grandchild)
 
 
 def test_join_has_a_limit() -> None:
@@ -202,7 +202,7 @@ def test_sigkill_of_the_parent_ends_child_and_grandchild(start: str) -> None:
         assert len(pids) == 2
         parent.kill()
         for pid in pids:
-            wait_gone(pid)
+            wait_exited(pid)
 
 
 def test_a_forked_child_that_holds_the_pipe_does_not_delay_the_cleanup() -> None:
@@ -220,7 +220,7 @@ signal.pause()
     with started(script) as (parent, (fork, *pids)):
         parent.kill()
         for pid in pids:
-            wait_gone(pid)
+            wait_exited(pid)
         os.kill(fork, signal.SIGKILL)
 
 
@@ -238,7 +238,7 @@ print(spawner()._guardian.pid, os.read(r, 100).decode().strip(), flush=True)
         assert parent.wait(LIMIT_S) == 0
         assert not Path(f"/proc/{pids[0]}").exists(), "the guardian is gone when the parent is"
         for pid in pids:
-            wait_gone(pid)
+            wait_exited(pid)
 
 
 def test_a_child_may_have_guarded_children_of_its_own(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_child_may_have_guarded_children_of_its_own(tmp_path: Path) -> None:
     child.kill()
     child.join(LIMIT_S)
     for pid in pids:
-        wait_gone(pid)
+        wait_exited(pid)
 
 
 def test_a_guardian_that_was_killed_is_replaced_and_knows_the_old_groups() -> None:
@@ -270,7 +270,7 @@ threading.Event().wait()
         assert len(pids) == 4
         parent.kill()
         for pid in pids:
-            wait_gone(pid)
+            wait_exited(pid)
 
 
 def test_ended_groups_are_forgotten() -> None:

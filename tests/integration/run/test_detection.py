@@ -38,7 +38,7 @@ def slow(start_cluster: StartCluster) -> LocalCluster:
 def noticed(record: Record, since: float, *, by: str, generation: int = 2) -> float:
     """Return the seconds from `since` until a node was told of a newer generation."""
 
-    def told(events: list[dict[str, object]]) -> float:
+    def reported(events: list[dict[str, object]]) -> float:
         for event in events:
             if (
                 event["event"] in {"world.joining", "world.waiting"}
@@ -48,7 +48,7 @@ def noticed(record: Record, since: float, *, by: str, generation: int = 2) -> fl
                 return float(str(event["heard"]))
         return 0.0
 
-    return record.until(f"a new generation at {by}", told) - since
+    return record.until(f"a new generation at {by}", reported) - since
 
 
 def test_a_killed_rank_with_forked_workers_is_noticed_at_once(

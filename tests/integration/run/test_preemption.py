@@ -29,7 +29,7 @@ class Training:
         self._nodes = nodes
         self._record = record
         self._folder = folder
-        self._heard = 0
+        self._received = 0
 
     def ask(self, *words: str) -> None:
         """Run a `strata jobs` command for this job; assert that it succeeds."""
@@ -58,7 +58,7 @@ class Training:
     def mark(self, *, after: Event | None = None) -> None:
         """Make `heard` ignore all events until now, or up to and including the event `after`."""
         events = self._record.events
-        self._heard = len(events) if after is None else events.index(after) + 1
+        self._received = len(events) if after is None else events.index(after) + 1
 
     def start(
         self,
@@ -81,11 +81,11 @@ class Training:
             for number, count in enumerate(slots)
         ]
 
-    def heard(self, kind: str, *, count: int = 3) -> list[Event]:
+    def received(self, kind: str, *, count: int = 3) -> list[Event]:
         """Return at least `count` events of one kind since the last mark, sorted by rank."""
 
         def enough(events: list[Event]) -> list[Event]:
-            chosen = [e for e in events[self._heard :] if e["event"] == kind]
+            chosen = [e for e in events[self._received :] if e["event"] == kind]
             return chosen if len(chosen) >= count else []
 
         events = self._record.until(f"{count} x {kind}", enough)
@@ -110,13 +110,13 @@ def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: 
     trainers = training.rounds(ROUNDS, 3)
     saved = 0
     for number in range(ROUNDS):
-        begun = training.heard("start")
+        begun = training.received("start")
         assert {event["step"] for event in begun} == {saved}, f"round {number} began elsewhere"
-        training.heard("training")
+        training.received("training")
         os.kill(begun[number % 3]["pid"], SIGNALS[number % 2])
-        (ended,) = training.heard("round", count=1)
+        (ended,) = training.received("round", count=1)
         assert ended["codes"] == [75, 75, 75], f"round {number}"
-        saved = stopped_together(training.heard("preempted"))
+        saved = stopped_together(training.received("preempted"))
         training.mark(after=ended)
     assert trainers.join() == 0
 
@@ -126,37 +126,37 @@ def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> No
     saved = 0
     for number in SIGNALS:
         (node,) = training.start(3)
-        begun = training.heard("start")
+        begun = training.received("start")
         assert {event["step"] for event in begun} == {saved}
-        training.heard("training")
+        training.received("training")
         os.kill(begun[1]["pid"], number)
         assert node.join() == 75
-        saved = stopped_together(training.heard("preempted"))
+        saved = stopped_together(training.received("preempted"))
 
 
 def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) -> None:
     """Each time the remaining or next ranks go on from the step at which all had stopped."""
     nodes = training.start(1, 1, 1, options=("--max-workers", "3"), needed=2)
-    training.heard("training")
+    training.received("training")
 
     training.mark()
     training.ask("drain", "node-1", "--reason", "its fan is broken")
     assert nodes[1].join() == 75
-    (drained,) = training.heard("preempted", count=1)
-    begun = training.heard("start", count=2)
+    (drained,) = training.received("preempted", count=1)
+    begun = training.received("start", count=2)
     assert {event["step"] for event in begun} == {drained["step"]}, "the two that are left go on from there"
 
     training.mark()
     training.ask("pause", "--wait")
     training.ask("resume")
-    (paused,) = {event["step"] for event in training.heard("start", count=2)}
+    (paused,) = {event["step"] for event in training.received("start", count=2)}
     assert paused > drained["step"], "their ranks saved where they stopped, and waited there for their agent"
 
-    training.heard("training", count=2)
+    training.received("training", count=2)
     training.mark()
     nodes[2].signal(signal.SIGTERM)
     assert (nodes[0].join(), nodes[2].join()) == (75, 75)
-    stopped_together(training.heard("preempted", count=2))
+    stopped_together(training.received("preempted", count=2))
 
 
 def test_ranks_that_poll_their_manager_stop_together_under_an_agent(
@@ -172,20 +172,20 @@ def test_ranks_that_poll_their_manager_stop_together_under_an_agent(
             *("--storage", str(tmp_path)),
             options=("--slots", "3", "--no-warm"),
         )
-        assert {event["step"] for event in training.heard("start")} == {reached}
-        training.heard("training")
+        assert {event["step"] for event in training.received("start")} == {reached}
+        training.received("training")
         training.ask("preempt")
         assert node.join() == 75
-        ((reached, latest),) = {(event["step"], event["latest"]) for event in training.heard("stopped")}
+        ((reached, latest),) = {(event["step"], event["latest"]) for event in training.received("stopped")}
         assert latest == reached
 
 
 def test_standalone_trainers_stop_together(training: Training) -> None:
     started = [training.standalone(number, 2) for number in range(2)]
-    training.heard("training", count=2)
+    training.received("training", count=2)
     started[0].signal(signal.SIGTERM)
     assert [trainer.join() for trainer in started] == [75, 75]
-    stopped_together(training.heard("preempted", count=2))
+    stopped_together(training.received("preempted", count=2))
 
 
 def test_standalone_trainers_preempted_together_leave_without_a_failure(
@@ -193,7 +193,7 @@ def test_standalone_trainers_preempted_together_leave_without_a_failure(
 ) -> None:
     """Each of the two reports that only its own member must leave; the third trainer ends with its generation."""
     started = [training.standalone(number, 3, STRATA_TRAIN_PREEMPT="member") for number in range(3)]
-    training.heard("training")
+    training.received("training")
     for trainer in started[:2]:
         trainer.signal(signal.SIGTERM)
     assert [trainer.join() for trainer in started[:2]] == [75, 75]
@@ -210,11 +210,11 @@ def test_a_preempted_script_that_exits_with_0_does_not_finish_the_job(
     training: Training, cluster: LocalCluster, job: str
 ) -> None:
     nodes = training.start(1, 1, options=("--max-workers", "2"), needed=1, arguments=("--ends-well",))
-    training.heard("training", count=2)
+    training.received("training", count=2)
     training.ask("drain", "node-1")
     assert nodes[1].join() == 75
     training.mark()
-    training.heard("training", count=1)
+    training.received("training", count=1)
     training.ask("preempt")
     assert nodes[0].join() == 75
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:

@@ -111,10 +111,10 @@ def test_on_a_pipe_ranks_lines_have_their_rank_and_stratas_own_are_plain_text_on
         assert f"[rank {rank}] False without an end" in run.stdout
     assert not re.search(r"^(?!\[rank \d\] )", run.stdout, re.MULTILINE), "nothing else is on stdout"
     assert "[rank 1] cannot go on\n" in run.stderr
-    said = re.search(
+    printed = re.search(
         r"rank\.ended rank=1 pid=\d+ code=9 reason='exited with 9'\n    cannot go on\n", run.stderr
     )
-    assert said, run.stderr
+    assert printed, run.stderr
     assert "\x1b" not in run.stderr + run.stdout
     assert '{"' not in run.stderr
 

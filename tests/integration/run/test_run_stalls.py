@@ -93,7 +93,7 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     node = nodes.run(cluster.endpoints, *arguments, options=("--slots", "4"))
     deadline = time.monotonic() + LIMIT_S
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        while not (diagnosis := said_of(client)).startswith("rank 2 on host "):
+        while not (diagnosis := output_of(client)).startswith("rank 2 on host "):
             assert time.monotonic() < deadline, diagnosis
             time.sleep(0.05)  # until the rank has made a few steps
         (member,) = client.members()
@@ -145,14 +145,14 @@ def wait_for(client: CoordinatorClient, words: str) -> str:
     """Return the job's diagnosis once it contains `words`; if `words` is empty, wait until there is no diagnosis."""
     deadline = time.monotonic() + LIMIT_S
     while True:
-        diagnosis = said_of(client)
+        diagnosis = output_of(client)
         if (words and words in diagnosis) or not (words or diagnosis):
             return diagnosis
         assert time.monotonic() < deadline, diagnosis
         time.sleep(0.05)  # until the agent has examined the rank
 
 
-def said_of(client: CoordinatorClient) -> str:
+def output_of(client: CoordinatorClient) -> str:
     """Return the job's diagnosis, or "" while the job does not exist."""
     try:
         return client.job_status().diagnosis

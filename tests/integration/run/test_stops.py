@@ -22,7 +22,7 @@ ROUNDS = int(os.environ.get("STRATA_STOPS", "1"))
 GRACE_S = 30
 
 
-def heard(record: Record, since: int, kind: str, count: int) -> list[Event]:
+def received(record: Record, since: int, kind: str, count: int) -> list[Event]:
     def enough(events: list[Event]) -> list[Event]:
         chosen = [event for event in events[since:] if event["event"] == kind]
         return chosen if len(chosen) >= count else []
@@ -56,7 +56,7 @@ def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
             *("--phase", "step" if first else phase),  # the first run has no checkpoint to restore
             options=("--slots", "3", "--no-warm", "--preempt-grace-s", str(GRACE_S)),
         )
-        (reached, *_) = heard(record, since, "step" if first else phase, 1)
+        (reached, *_) = received(record, since, "step" if first else phase, 1)
         begun = [event for event in record.events[since:] if event["event"] == "start"]
         if phase == "restore" and not first:
             node.signal(signal.SIGTERM)
@@ -88,20 +88,20 @@ def test_a_job_that_is_scaled_and_grows_by_a_newcomer_repeats_no_step(
 
     for node in "abc":
         starts(node)
-    heard(record, 0, "training", 3)
+    received(record, 0, "training", 3)
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
         for size in (2, 3, 4):
             since = len(record.events)
             client.scale(max_workers=size)
             if size == 4:
                 starts("d")
-            begun = heard(record, since, "start", size)
+            begun = received(record, since, "start", size)
             stopped = {
                 int(found[1])
                 for event in record.events[since:]
                 if (found := re.search(r"all ranks stop after step (\d+)", str(event.get("text", ""))))
             }
             assert {event["step"] for event in begun} == stopped, f"{size} members"
-            heard(record, since, "training", size)
+            received(record, since, "training", size)
         failures = [each.world.reason for each in client.generations() if each.failure]
     assert failures == []

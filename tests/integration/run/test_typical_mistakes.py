@@ -170,15 +170,15 @@ MISTAKES: list[tuple[Callable[[Place], Made], int, str]] = [
 """Each mistake with its exit status and the remedy in its message."""
 
 
-def at_the_end(said: list[str]) -> list[str]:
+def at_the_end(printed: list[str]) -> list[str]:
     """Return Strata's own lines after the end of the last rank, or all lines if there are none."""
-    ends = [at for at, line in enumerate(said) if "rank.ended" in line]
-    own = [line for line in said[ends[-1] if ends else 0 :] if _OWN_LINE.match(line)]
-    return own if ends else said
+    ends = [at for at, line in enumerate(printed) if "rank.ended" in line]
+    own = [line for line in printed[ends[-1] if ends else 0 :] if _OWN_LINE.match(line)]
+    return own if ends else printed
 
 
-def generations(said: list[str]) -> int:
-    return sum("rank.started" in line for line in said)
+def generations(printed: list[str]) -> int:
+    return sum("rank.started" in line for line in printed)
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_health_and_reflection_are_open_to_any_certificate_of_the_cluster(secure
 
 
 @pytest.mark.parametrize(
-    ("case", "cls", "said"),
+    ("case", "cls", "printed"),
     [
         ("nothing", Unauthenticated, "requires a client certificate, and we have none"),
         ("a stranger", Unauthenticated, "does not accept our certificate"),
@@ -164,11 +164,11 @@ def test_health_and_reflection_are_open_to_any_certificate_of_the_cluster(secure
     ],
 )
 def test_a_rejected_caller_receives_the_reason(
-    secured: Secured, tmp_path: Path, case: str, cls: type[StrataError], said: str
+    secured: Secured, tmp_path: Path, case: str, cls: type[StrataError], printed: str
 ) -> None:
     error = refused(secured.client(prepared(case, secured, tmp_path)))
     assert type(error) is cls, error
-    assert re.search(said, error.message), error
+    assert re.search(printed, error.message), error
 
 
 def prepared(case: str, secured: Secured, folder: Path) -> Credentials:
@@ -224,7 +224,7 @@ def test_tls_to_a_plaintext_port_is_reported(cluster: LocalCluster, secured: Sec
 
 
 @pytest.mark.parametrize(
-    ("role", "words", "code", "said"),
+    ("role", "words", "code", "printed"),
     [
         (Role.VIEWER, ("status",), 0, "leader"),
         (Role.ETCD, ("status",), 4, "error: etcd x may not call Admin.GetStatus"),
@@ -232,13 +232,13 @@ def test_tls_to_a_plaintext_port_is_reported(cluster: LocalCluster, secured: Sec
     ],
 )
 def test_the_command_line_reports_rejections_without_a_traceback(
-    secured: Secured, role: Role | None, words: tuple[str, ...], code: int, said: str
+    secured: Secured, role: Role | None, words: tuple[str, ...], code: int, printed: str
 ) -> None:
     good = secured.who(role or Role.VIEWER, "x")
     mine = good if role is not None else Credentials(ca_file=good.ca_file)
     found, output = run_strata(*words, "--endpoints", secured.local.endpoints, *flags(mine))
     assert found == code, output
-    assert said in output
+    assert printed in output
     assert "Traceback" not in output
 
 

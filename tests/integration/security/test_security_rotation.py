@@ -114,19 +114,19 @@ async def serving(credentials: Credentials) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("host", "age", "said"),
+    ("host", "age", "printed"),
     [("127.0.0.1", 10, "expired on"), ("127.0.0.1", -10, "is not valid before"), ("localhost", 0, "")],
 )
 async def test_the_fault_of_a_server_certificate_is_named_in_the_error(
-    tmp_path: Path, host: str, age: int, said: str
+    tmp_path: Path, host: str, age: int, printed: str
 ) -> None:
     authority = Authority.create(tmp_path / "ca", cluster="c", now=NOW - 50 * DAY)
     theirs = issued(authority, tmp_path / "s", Role.COORDINATOR, "s", now=NOW - age * DAY, days=5)
     async with serving(theirs) as port:
         error = await explain(host, port, Credentials(ca_file=theirs.ca_file), tls=True, now=NOW)
     assert error is not None
-    assert said in error.message
-    if said:
+    assert printed in error.message
+    if printed:
         assert isinstance(error, ConfigError)
 
 

@@ -86,7 +86,7 @@ def test_replicas_authenticate_each_other_by_token(local: LocalCluster, folder: 
 
 
 @pytest.mark.parametrize(
-    ("case", "cls", "said"),
+    ("case", "cls", "printed"),
     [
         ("none", Unauthenticated, "requires a token, and none was sent"),
         ("wrong", Unauthenticated, "this cluster does not accept the token"),
@@ -97,7 +97,7 @@ def test_replicas_authenticate_each_other_by_token(local: LocalCluster, folder: 
     ],
 )
 def test_a_caller_with_an_invalid_token_is_refused_with_the_reason(
-    local: LocalCluster, folder: Path, tmp_path: Path, case: str, cls: type[StrataError], said: str
+    local: LocalCluster, folder: Path, tmp_path: Path, case: str, cls: type[StrataError], printed: str
 ) -> None:
     mine = token(folder, Role.VIEWER, "v")
     held = mine.token_file
@@ -119,7 +119,7 @@ def test_a_caller_with_an_invalid_token_is_refused_with_the_reason(
     with client(local, mine) as asking, pytest.raises(StrataError) as caught:
         asking.status()
     assert type(caught.value) is cls, caught.value
-    assert said in caught.value.message
+    assert printed in caught.value.message
     assert caught.value.hint
 
 

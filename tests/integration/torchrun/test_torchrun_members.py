@@ -99,7 +99,7 @@ async def ended(member: AgentMember) -> None:
     assert await member.ended_within(LIMIT_S)
 
 
-def is_asked(member: AgentMember) -> bool:
+def has_request(member: AgentMember) -> bool:
     return member.notice_for_member is not None
 
 
@@ -313,7 +313,7 @@ async def test_an_agent_without_restarts_left_ends_as_preempted_not_failed(
         request = StopJobRequest(job=job, action=STOP_ACTION_PREEMPT, grace_ms=60_000)
         await asyncio.to_thread(client.call, request)
         for member, (place, _) in zip((a, b), first, strict=True):
-            assert await member.comes_true(partial(is_asked, member), LIMIT_S)
+            assert await member.comes_true(partial(has_request, member), LIMIT_S)
             for rank in place.ranks:
                 member.note_stopped(rank)
             rank = place.ranks.start

@@ -163,7 +163,7 @@ class Training:
         self.chance = chance
         self.fault: Fault | None = None
         self.boards = [ProgressBoard() for _ in range(REPLICAS)]
-        self.told = [LiveReports(board) for board in self.boards]
+        self.reported = [LiveReports(board) for board in self.boards]
         self.agents = [_Agent(self, host, self.boards[host % REPLICAS]) for host in range(shape.hosts)]
         self.ranks = [
             Rank(rank, self.agents[rank // shape.slots].hear, chance, size=shape.size, jitter=shape.jitter)

@@ -164,7 +164,7 @@ async def _verdict(
 ) -> Verdict:
     fault, after_s, cause = training.fault, None, ""
     assert fault is not None
-    replica = chance.choice(training.told)
+    replica = chance.choice(training.reported)
     loop = asyncio.get_running_loop()
     while loop.time() - began_s < LOOKED_FOR_S:
         await asyncio.sleep(POLL_S)
@@ -213,7 +213,7 @@ async def _undisturbed(seed: int, kind: str, most: int) -> tuple[str, ...]:
 
 async def _watched(training: Training, seconds: float, chance: random.Random) -> AsyncIterator[Finding]:
     """Yield the findings of one replica that blame ranks, read every `POLL_S` for `seconds`."""
-    replica = chance.choice(training.told)
+    replica = chance.choice(training.reported)
     loop = asyncio.get_running_loop()
     until_s = loop.time() + seconds
     while loop.time() < until_s:

@@ -29,7 +29,7 @@ class Meeting:
     arrived_s: dict[int, float] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
     timeout_s: float | None = None
-    told: tuple[int, barriers_pb2.BarrierOutcome] | None = None
+    reported: tuple[int, barriers_pb2.BarrierOutcome] | None = None
     """The first participant that got an outcome, and that outcome."""
 
 
@@ -61,11 +61,11 @@ class History:
         meeting.payloads.setdefault(rank, payload)
         meeting.timeout_s = timeout_s
 
-    def told(self, rank: int, participants: int, outcome: barriers_pb2.BarrierOutcome) -> None:
+    def reported(self, rank: int, participants: int, outcome: barriers_pb2.BarrierOutcome) -> None:
         """Note the outcome that a rank got, and compare it with those that other ranks got."""
         key = (outcome.name, outcome.generation, outcome.round)
         meeting = self.meetings.setdefault(key, Meeting())
-        other, theirs = meeting.told = meeting.told or (rank, outcome)
+        other, theirs = meeting.reported = meeting.reported or (rank, outcome)
         if _content(theirs) != _content(outcome):
             self.judge.wrong(f"{key}: rank {other} was told {theirs.result}, rank {rank} {outcome.result}")
         if outcome.result != BARRIER_RESULT_RELEASED:

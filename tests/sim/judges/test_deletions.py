@@ -85,11 +85,11 @@ def test_the_newest_intact_checkpoint_may_not_be_deleted() -> None:
     job = a_job()
     change(job, 60, state=CheckpointState.CORRUPT)
     job.store.put(JOB.latest, Latest(generation=1, step=20, attempt=AttemptId("x20"), record_generation=1))
-    assert any("nothing newer" in told for told in marked(job, 40))
+    assert any("nothing newer" in reported for reported in marked(job, 40))
 
 
 @pytest.mark.parametrize(
-    ("need", "told"),
+    ("need", "reported"),
     [
         (pin, "is pinned"),
         (lambda job: job.tag("best", 20), "is tagged"),
@@ -102,10 +102,10 @@ def test_the_newest_intact_checkpoint_may_not_be_deleted() -> None:
         (leave_s3, "it leaves s3"),
     ],
 )
-def test_a_needed_checkpoint_may_not_be_deleted(need: Callable[[KeptJob], None], told: str) -> None:
+def test_a_needed_checkpoint_may_not_be_deleted(need: Callable[[KeptJob], None], reported: str) -> None:
     job = a_job()
     need(job)
-    assert any(told in each for each in marked(job, 20))
+    assert any(reported in each for each in marked(job, 20))
 
 
 @pytest.mark.parametrize("lost", ["reference", "base", "tier", "committed"])

@@ -231,7 +231,7 @@ class Trainer:
             finally:
                 outcome = self._ears.outcomes.pop(key, None)
                 if outcome is not None:
-                    self._history.told(rank, participants, outcome)
+                    self._history.reported(rank, participants, outcome)
 
     async def _subset(self) -> None:
         """Meet only the other ranks of the same parity."""

@@ -32,7 +32,7 @@ class FakeUpstream:
     world: WorldUpdate | None = None
     connected: bool = True
     arrived: list[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(default_factory=list)
-    told: list[tuple[int, list[int]]] = field(default_factory=list)
+    reported: list[tuple[int, list[int]]] = field(default_factory=list)
     left: list[tuple[int, int]] = field(default_factory=list)
     requests: list[Message] = field(default_factory=list)
     answer: Message | StrataError = field(default_factory=GetWorldResponse)
@@ -43,7 +43,7 @@ class FakeUpstream:
         return outcome
 
     def on_progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        self.told.append((generation, [r.rank for r in ranks]))
+        self.reported.append((generation, [r.rank for r in ranks]))
 
     def on_detached(self, generation: int, rank: int) -> None:
         self.left.append((generation, rank))

@@ -21,7 +21,7 @@ from tests.unit.integrations.torchrun.places import place, update
 
 
 @pytest.mark.parametrize(
-    ("told", "over"),
+    ("reported", "over"),
     [
         (None, False),
         (update(3), False),
@@ -31,13 +31,15 @@ from tests.unit.integrations.torchrun.places import place, update
         (update(4, members=0, place=False), True),
     ],
 )
-def test_a_newer_generation_or_a_failed_job_ends_the_generation(told: WorldUpdate | None, over: bool) -> None:
-    assert is_over(told, place(3)) is over
-    assert is_over(told, None), "without a place nothing goes on"
+def test_a_newer_generation_or_a_failed_job_ends_the_generation(
+    reported: WorldUpdate | None, over: bool
+) -> None:
+    assert is_over(reported, place(3)) is over
+    assert is_over(reported, None), "without a place nothing goes on"
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("reported", "why"),
     [
         (update(4), None),
         (update(4, members=0, place=False), "1 of at least 2 members are left"),
@@ -48,12 +50,12 @@ def test_a_newer_generation_or_a_failed_job_ends_the_generation(told: WorldUpdat
         ),
     ],
 )
-def test_a_member_joins_a_world_that_has_a_place_for_it(told: WorldUpdate, why: str | None) -> None:
-    assert waits_because(told) == why
+def test_a_member_joins_a_world_that_has_a_place_for_it(reported: WorldUpdate, why: str | None) -> None:
+    assert waits_because(reported) == why
 
 
 @pytest.mark.parametrize(
-    ("told", "lacking"),
+    ("reported", "lacking"),
     [
         (None, True),
         (
@@ -66,9 +68,9 @@ def test_a_member_joins_a_world_that_has_a_place_for_it(told: WorldUpdate, why: 
     ],
 )
 def test_only_a_wait_for_other_members_counts_as_lacking_members(
-    told: WorldUpdate | None, lacking: bool
+    reported: WorldUpdate | None, lacking: bool
 ) -> None:
-    assert lacks_members(told, handled=3) is lacking
+    assert lacks_members(reported, handled=3) is lacking
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ async def test_a_rank_reports_progress_only_for_itself_and_its_generation() -> N
             reports = [{"rank": r} for r in ranks]
             link.send(up(progress={"generation": generation, "ranks": reports}))
         await asyncio.sleep(0.1)
-        assert it.upstream.told == [(1, [2]), (1, [2])]
+        assert it.upstream.reported == [(1, [2]), (1, [2])]
 
 
 @in_virtual_time()

@@ -86,7 +86,7 @@ class Carried:
         member = Registration(job="j", worker_id="w", slots=1, cannot_restart=True)
         ours.send(Up(hello=Hello(member=member)))
 
-    async def said(self, kind: str) -> Down:
+    async def printed(self, kind: str) -> Down:
         """Return the next message of this kind."""
         async with asyncio.timeout(END_S):
             while True:
@@ -111,29 +111,29 @@ async def test_a_process_is_welcomed_and_may_end_while_its_agent_waits_for_stora
     carried = Carried()
     for _ in range(Limits().early + 1):
         carried.link.send(Up(tick=Tick()))
-    await carried.said("welcome")
-    assert (await carried.said("disconnected")).disconnected.message == "disk full"
+    await carried.printed("welcome")
+    assert (await carried.printed("disconnected")).disconnected.message == "disk full"
     carried.link.close()
     await asyncio.wait_for(carried.running, END_S)
 
 
 @pytest.mark.parametrize(
-    ("raised", "kind", "said"),
+    ("raised", "kind", "printed"),
     [
         (Unavailable("not today"), Unavailable, "not today"),
         (ValueError("a bug"), StrataError, r"ValueError\('a bug'\)"),
     ],
 )
 async def test_any_error_of_an_agent_is_delivered_to_its_process(
-    raised: Exception, kind: type[StrataError], said: str, monkeypatch: pytest.MonkeyPatch
+    raised: Exception, kind: type[StrataError], printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_ignored: object, **_more: object) -> None:
         raise raised
 
     monkeypatch.setattr(standalone, "wait_for_storage", fails)
     carried = Carried()
-    with pytest.raises(kind, match=said):
-        raise unpack((await carried.said("ended")).ended.error)
+    with pytest.raises(kind, match=printed):
+        raise unpack((await carried.printed("ended")).ended.error)
     await asyncio.wait_for(carried.running, END_S)
 
 
@@ -141,5 +141,5 @@ async def test_a_wrong_setting_of_an_agent_is_raised_in_its_process(monkeypatch:
     monkeypatch.setenv("STRATA_RUN_STALL_FACTOR", "x")
     carried = Carried()
     with pytest.raises(ConfigError, match="STRATA_RUN_STALL_FACTOR"):
-        await carried.said("welcome")
+        await carried.printed("welcome")
     await asyncio.wait_for(carried.running, END_S)

@@ -52,7 +52,7 @@ class Wait:
         self.why: str | None = why
         """None if the storage does not answer."""
         self.tried: list[tuple[float, str]] = []
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.over: list[str] = []
 
     async def refuses(self, uri: str) -> str:
@@ -67,7 +67,7 @@ class Wait:
             cast("UnaryClient", self.unary),
             job="job",
             taken_up=taken_up,
-            say=self.said.append,
+            say=self.printed.append,
             over=self.over.append,
             **settings,
         )
@@ -81,12 +81,12 @@ async def test_an_agent_waits_for_disk_space_logs_why_and_then_joins() -> None:
     await asyncio.sleep(SAY_S + 2 * MOST_S)
     assert not waiting.done()
     first = "no checkpoint can be written to file:///data/job: disk full; waiting for that before it joins"
-    assert wait.said[0] == first
-    assert wait.said[1].startswith(f"{first}, for 5 min by now")
-    assert len(wait.said) == 2, "once in five minutes"
+    assert wait.printed[0] == first
+    assert wait.printed[1].startswith(f"{first}, for 5 min by now")
+    assert len(wait.printed) == 2, "once in five minutes"
     wait.why = "storage answers 503"
     await asyncio.sleep(MOST_S)
-    assert "storage answers 503" in wait.said[2], "and when it is another reason"
+    assert "storage answers 503" in wait.printed[2], "and when it is another reason"
     wait.why = ""
     await asyncio.wait_for(waiting, MOST_S + 1)
     assert wait.over == [
@@ -113,7 +113,7 @@ async def test_an_agent_without_its_own_checkpoint_or_a_grace_probes_no_storage(
 ) -> None:
     wait = Wait(saved)
     await wait.begun(limit_s=limit_s)
-    assert (wait.tried, wait.said, wait.over) == ([], [], [])
+    assert (wait.tried, wait.printed, wait.over) == ([], [], [])
 
 
 @in_virtual_time()
@@ -144,7 +144,7 @@ async def test_an_agent_joins_after_the_grace_and_logs_it(why: str | None, after
     message = (
         f"no checkpoint can be written to file:///data/job: {why or SILENT}; it joins anyway, after 100 s"
     )
-    assert (wait.said[-1], wait.over) == (message, [])
+    assert (wait.printed[-1], wait.over) == (message, [])
 
 
 @in_virtual_time()
@@ -153,7 +153,7 @@ async def test_an_unresponsive_storage_is_logged_as_the_reason_for_the_wait() ->
     wait.why = None
     waiting = wait.begun()
     await asyncio.sleep(ANSWER_S + 0.5)
-    assert ["storage does not answer" in message for message in wait.said] == [True]
+    assert ["storage does not answer" in message for message in wait.printed] == [True]
     wait.why = ""
     await waiting
     assert len(wait.over) == 1
@@ -179,7 +179,7 @@ async def test_the_agent_waits_only_if_no_copy_can_be_written(far: str) -> None:
     assert tried == ["file:///data/job", "s3://b/job"], "each once"
     assert waiting.done() == (not far)
     both = "to file:///data/job: disk full; s3://b/job: storage answers 503; waiting"
-    assert [both in message for message in wait.said] == ([True] if far else [])
+    assert [both in message for message in wait.printed] == ([True] if far else [])
     waiting.cancel()
 
 

@@ -67,7 +67,7 @@ def test_every_setting_of_a_scenario_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("duration_s = 10", "title must be a text"),
         ('title = "t"', "duration_s must be a number"),
@@ -87,8 +87,8 @@ def test_every_setting_of_a_scenario_is_read() -> None:
         ("title = ", "not TOML"),
     ],
 )
-def test_an_invalid_scenario_is_refused_with_the_cause(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_an_invalid_scenario_is_refused_with_the_cause(text: str, printed: str) -> None:
+    with pytest.raises(ConfigError, match=printed) as refused:
         parse(text, name="wrong")
 
     assert "wrong" in str(refused.value)

@@ -63,7 +63,7 @@ def test_a_sound_root_is_found_sound(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reported"),
     [
         (flip, "does not verify"),
         (forget_the_marker, "was told to be committed"),
@@ -73,10 +73,10 @@ def test_a_sound_root_is_found_sound(root: Path) -> None:
         (save_something_else, "other values than were saved"),
     ],
 )
-def test_each_planted_fault_is_found(root: Path, spoil: Callable[[Path], None], told: str) -> None:
+def test_each_planted_fault_is_found(root: Path, spoil: Callable[[Path], None], reported: str) -> None:
     spoil(root)
     found = list(complaints(root, [f"committed {step}" for step in STEPS[:2]], SIZE_BYTES))
-    assert any(told in complaint for complaint in found), found
+    assert any(reported in complaint for complaint in found), found
 
 
 def test_a_marker_counts_as_soon_as_the_step_was_announced(root: Path) -> None:

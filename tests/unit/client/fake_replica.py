@@ -40,7 +40,7 @@ class FakeReplica:
         self.answer: Callable[[Up], Down | None] = lambda _up: None
         self.hellos: list[Hello] = []
         self.hello_times: list[float] = []
-        self.heard: list[Up] = []
+        self.received: list[Up] = []
         self.links: list[MemoryLink] = []
         self._welcomed: list[MemoryLink] = []
         self._news = asyncio.Event()
@@ -111,7 +111,7 @@ class FakeReplica:
 
     def all(self, kind: str) -> list[Any]:
         """Return every received message of one kind."""
-        return [getattr(up, kind) for up in self.heard if up.WhichOneof("message") == kind]
+        return [getattr(up, kind) for up in self.received if up.WhichOneof("message") == kind]
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -138,7 +138,7 @@ class FakeReplica:
             elif self.welcoming:
                 self.welcome(link)
             return
-        self.heard.append(up)
+        self.received.append(up)
         answer = self.answer(up)
         if answer is not None:
             link.send(answer)

@@ -55,16 +55,16 @@ def test_a_timeout_error_raised_by_the_callee_is_passed_on() -> None:
 
 
 def test_stopping_runs_the_final_callbacks_cancels_the_rest_and_refuses_calls() -> None:
-    loop, said = BackgroundLoop(), []
+    loop, printed = BackgroundLoop(), []
 
     async def last() -> None:
-        said.append("last")
+        printed.append("last")
 
     async def stubborn() -> None:
         try:
             await forever()
         finally:
-            said.append("cancelled")
+            printed.append("cancelled")
 
     waiting = loop.submit(stubborn())
     loop.call(asyncio.sleep(0))
@@ -74,7 +74,7 @@ def test_stopping_runs_the_final_callbacks_cancels_the_rest_and_refuses_calls() 
     loop.forget_at_stop(other)
     loop.stop()
     loop.stop()
-    assert said == ["last", "cancelled"]
+    assert printed == ["last", "cancelled"]
     assert waiting.cancelled()
     with pytest.raises(Unavailable):
         loop.call(asyncio.sleep(0))

@@ -54,7 +54,7 @@ class UnaryServer(grpc.GenericRpcHandler):
             response_serializer=lambda response: response.SerializeToString(),
         )
 
-    def asked_for(self, kind: type[Message]) -> list[Any]:
+    def requested_paths(self, kind: type[Message]) -> list[Any]:
         """Return the received requests of one kind."""
         return [request for request in self.requests if isinstance(request, kind)]
 

@@ -61,7 +61,7 @@ def test_the_file_of_the_working_directory_is_found(file: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("cluter = 'x'", "no setting cluter"),
         ("[coordinator]\nlissen = 'x'", "no setting coordinator.lissen"),
@@ -76,15 +76,15 @@ def test_the_file_of_the_working_directory_is_found(file: Path, monkeypatch: pyt
         ("[log]\nlevel = 'loud'", "log.level cannot be 'loud'"),
     ],
 )
-def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, printed: str) -> None:
     path = tmp_path / "strata.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=printed):
         load(path=path)
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "printed"),
     [
         ({"STRATA_DETECT_S": "five"}, "STRATA_DETECT_S"),
         ({"STRATA_MAX_JOBS": "0"}, "at least 1"),
@@ -104,10 +104,10 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
     ],
 )
 def test_a_mistake_in_the_environment_is_named(
-    env: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=printed):
         load(env=env)
 
 

@@ -211,7 +211,7 @@ def test_an_empty_etcd_is_refused_as_possibly_the_wrong_one(etcd: StubEtcd, plac
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "printed"),
     [
         (lambda status: Unavailable("no connection"), "h2:2379: it does not answer \\(no connection\\)"),
         (lambda status: replace(status, leader_id=0), "h2:2379: it knows no leader"),
@@ -221,12 +221,12 @@ def test_without_a_healthy_member_the_error_gives_the_reason(
     etcd: StubEtcd,
     place: FolderPlace,
     change: Callable[[MemberStatus], MemberStatus | StrataError],
-    said: str,
+    printed: str,
 ) -> None:
     for name, status in etcd.status.items():
         assert isinstance(status, MemberStatus)
         etcd.status[name] = change(status)
-    with pytest.raises(Unavailable, match=f"no etcd member can give a snapshot: .*{said}"):
+    with pytest.raises(Unavailable, match=f"no etcd member can give a snapshot: .*{printed}"):
         made(etcd, place)
     assert place.names() == []
 

@@ -34,7 +34,7 @@ def test_metadata_may_have_fields_of_a_newer_release() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "printed"),
     [
         ({"format": "strata-root"}, "it is a 'strata-root'"),
         ({"version": 2}, "has format 2, and this release reads up to 1"),
@@ -46,9 +46,9 @@ def test_metadata_may_have_fields_of_a_newer_release() -> None:
         ({"time": "2026-11-28T03:15:02"}, "no zone"),
     ],
 )
-def test_invalid_metadata_is_refused(change: dict[str, Any], said: str) -> None:
+def test_invalid_metadata_is_refused(change: dict[str, Any], printed: str) -> None:
     body = {**json.loads(WHOLE.encode()), **change}
-    with pytest.raises(BackupCorrupt, match=said):
+    with pytest.raises(BackupCorrupt, match=printed):
         decode(json.dumps(body).encode(), what="x.json")
 
 

@@ -36,9 +36,9 @@ class Rank:
     agreement: Agreement = field(default_factory=Agreement)
     completed: int = 0
     meetings: int = 0
-    told: int = 0
+    reported: int = 0
     sent: bytes = b""
-    heard: int = NOTHING
+    received: int = NOTHING
     saved: bool = False
     end: str = ""
 
@@ -103,8 +103,8 @@ def moves(model: Model, rules: Rules) -> Iterator[Model]:
     for index, rank in enumerate(model.ranks):
         if rank.end:
             continue
-        if rank.heard < model.notice and model.up:
-            yield put(model, index, heard(rank, model.notice, rules))
+        if rank.received < model.notice and model.up:
+            yield put(model, index, received(rank, model.notice, rules))
         yield from trains(model, index, rank, rules)
         yield from agrees(model, index, rank, rules)
         if rules.deaths and not any(one.end == "died" for one in model.ranks):
@@ -119,11 +119,11 @@ def moves(model: Model, rules: Rules) -> Iterator[Model]:
         yield replace(model, up=True, arrivals=sent_again(model, rules))
 
 
-def heard(rank: Rank, notice: int, rules: Rules) -> Rank:
+def received(rank: Rank, notice: int, rules: Rules) -> Rank:
     if "S is chosen again" in rules.faults and rank.agreement.decision is not None:
         begun, number = rank.agreement.begun, rank.agreement.round
-        return replace(rank, heard=notice, agreement=Agreement(begun=begun, round=number + 1))
-    return replace(rank, heard=notice)
+        return replace(rank, received=notice, agreement=Agreement(begun=begun, round=number + 1))
+    return replace(rank, received=notice)
 
 
 def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model]:
@@ -137,7 +137,7 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
             yield put(model, index, replace(rank, completed=begun, agreement=agreement))
         return
     agreement, next_step = rank.agreement.begin(rank.completed)
-    leaver = leaves(rank.heard, index)
+    leaver = leaves(rank.received, index)
     if leaver and rules.deadlines:
         yield put(model, index, replace(rank, end="left"))
     if next_step is NextStep.GO:
@@ -154,14 +154,14 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
 
 def agrees(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model]:
     size, agreement = len(model.ranks), rank.agreement
-    if rank.told == rank.meetings:
-        over = agreement.decision is not None or BROKEN in model.outcomes[: rank.told]
-        if rank.heard and not over and rank.told % 2 == 0:
+    if rank.reported == rank.meetings:
+        over = agreement.decision is not None or BROKEN in model.outcomes[: rank.reported]
+        if rank.received and not over and rank.reported % 2 == 0:
             yield arrives(model, index, rank, agreement.propose(can_save=not (rules.cannot and index == 0)))
         return
     if len(model.outcomes) < rank.meetings or not model.up:
         return
-    outcome, taken = model.outcomes[rank.told], replace(rank, told=rank.told + 1)
+    outcome, taken = model.outcomes[rank.reported], replace(rank, reported=rank.reported + 1)
     if outcome is BROKEN:
         yield put(model, index, replace(taken, agreement=agreement.released()))
     elif rank.meetings % 2:

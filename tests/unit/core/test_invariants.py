@@ -124,7 +124,7 @@ def test_a_sound_keyspace_has_no_problems() -> None:
     assert Store().problems() == []
 
 
-def forming_and_asked(store: Sound) -> None:
+def forming_with_leave_requests(store: Sound) -> None:
     store.change(JOB.head, WorldHead, members=0, size=0, chunks=0, restore=None)
     store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
 
@@ -303,17 +303,17 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     # notices and history
     "stopped and done": (lambda s: s.put(JOB.stopped_rank(2, 0), STOPPED), "ended in two ways"),
-    "stopped by nobody": (lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED), "stopped without a stop request"),
+    "stopped without a request": (lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED), "stopped without a stop request"),
     "a strangers drain": (
         lambda s: s.put(JOB.notice(2), StopNotice(action=DRAIN, reason="", workers=(WorkerId("w9"),))),
         "has to drain",
     ),
-    "a notice for a forming world": (forming_and_asked, "is forming and has a stop request"),
-    "a place for who was asked to leave": (
+    "a notice for a forming world": (forming_with_leave_requests, "is forming and has a stop request"),
+    "a place for a member with a leave request": (
         lambda s: s.change(
             JOB.head,
             WorldHead,
-            asked=(
+            leave_requests=(
                 LeaveRequest(
                     notice=StopNotice(action=StopAction.PREEMPT, reason=""), revision=10**6, written=1
                 ),
@@ -321,11 +321,11 @@ CASES: dict[str, tuple[Doctor, str]] = {
         ),
         "which have a request to leave",
     ),
-    "asked to leave by a scale": (
+    "a leave request by a scale": (
         lambda s: s.change(
             JOB.head,
             WorldHead,
-            asked=(
+            leave_requests=(
                 LeaveRequest(notice=StopNotice(action=StopAction.SCALE, reason=""), revision=1, written=1),
             ),
         ),

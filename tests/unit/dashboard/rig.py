@@ -64,7 +64,7 @@ class Shown:
         self.event_log = EventLog(self.view, KEYS, self.measures, lambda: 1.7e9)
         self.unix_s: Callable[[], float] = lambda: 1.7e9
         self.refuses: StrataError | None = None
-        self.etcd_asked = 0
+        self.etcd_requests = 0
         self.looked: list[tuple[str, int | None]] = []
         self.charts = Charts(self.view, KEYS, unix_now=lambda: self.unix_s())  # noqa: PLW0108
         self.clock_s = 0.0
@@ -246,7 +246,7 @@ class Shown:
         return self.event_log.logged_events(job, limit=limit)
 
     def etcd_members(self) -> Sequence[EtcdMember]:
-        self.etcd_asked += 1
+        self.etcd_requests += 1
         return self.etcd
 
     def epoch(self) -> int | None:

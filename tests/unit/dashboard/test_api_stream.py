@@ -157,7 +157,7 @@ async def test_one_body_is_built_for_all_watchers() -> None:
         streaming(app, "watch=/cluster"),
     ):
         await asyncio.sleep(10.5)
-    assert shown.etcd_asked <= 12
+    assert shown.etcd_requests <= 12
 
 
 @in_virtual_time()

@@ -97,6 +97,6 @@ async def test_a_page_is_built_once_a_second_for_all_readers(shown: Shown) -> No
     app = make_app(shown, authorizer=anybody())
     for _ in range(10):
         await ask(app, "/status")
-    assert shown.etcd_asked == 1
+    assert shown.etcd_requests == 1
     await ask(app, "/status", headers=HTML)
-    assert shown.etcd_asked == 2
+    assert shown.etcd_requests == 2

@@ -17,7 +17,7 @@ go.uber.org/zap/zapcore.(*CheckedEntry).Write(0xc00027e000, {0x0, 0x0, 0x0})
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "hint"),
+    ("printed", "message", "hint"),
     [
         (PANIC, "no space left on device", "free some space"),
         ("open wal: read-only file system", "read-only file system", "--data"),
@@ -25,9 +25,9 @@ go.uber.org/zap/zapcore.(*CheckedEntry).Write(0xc00027e000, {0x0, 0x0, 0x0})
     ],
     ids=["a full disk", "a read-only one", "another cause"],
 )
-def test_the_cause_of_etcd_s_exit_is_one_line(said: str, message: str, hint: str, tmp_path: Path) -> None:
+def test_the_cause_of_etcd_s_exit_is_one_line(printed: str, message: str, hint: str, tmp_path: Path) -> None:
     log = tmp_path / "etcd.log"
-    child = Child.start([sys.executable, "-c", f"import sys; sys.exit({said!r})"], name="etcd-1", log=log)
+    child = Child.start([sys.executable, "-c", f"import sys; sys.exit({printed!r})"], name="etcd-1", log=log)
     child.join(20)
     member: Any = SimpleNamespace(name="etcd-1", child=child, log=log)
     error = _ended(member)

@@ -145,13 +145,13 @@ async def test_without_a_place_nothing_is_started(forming: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"),
+    ("waits", "printed"),
     [
         ("1 of at least 2 members are here", "waits: 1 of at least 2 members are here"),
         ("", "the job has the 2 members it takes; this one stands by"),
     ],
 )
-async def test_an_agent_without_a_place_logs_why(waits: str, said: str) -> None:
+async def test_an_agent_without_a_place_logs_why(waits: str, printed: str) -> None:
     with capture_logs() as logs:
         async with stage("true") as it:
             without = update(1, first_rank=None)
@@ -159,7 +159,7 @@ async def test_an_agent_without_a_place_logs_why(waits: str, said: str) -> None:
             it.local_agent.on_world(without)
             assert await it.rank_socket.places.get() is None, "it has begun to follow"
             await it.enter(update(2))
-    assert [log["reason"] for log in logs if log["event"] == "world.waiting"] == [said]
+    assert [log["reason"] for log in logs if log["event"] == "world.waiting"] == [printed]
 
 
 async def test_losing_a_place_ends_the_ranks() -> None:

@@ -64,7 +64,7 @@ def stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return stop
 
 
-async def told(it: Stage, **more: Any) -> None:
+async def reported(it: Stage, **more: Any) -> None:
     """Run the ranks of generation 1, let them support graceful stop, and deliver a stop notice."""
     await it.enter(update(1))
     it.local_agent.rank_supports_graceful_stop(0, 1)
@@ -73,7 +73,7 @@ async def told(it: Stage, **more: Any) -> None:
 
 async def test_ranks_that_support_notices_stop_themselves_and_the_member_leaves_with_75(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
-        await told(it)
+        await reported(it)
         await stopped()
         assert await it.done == 75
         assert it.upstream.exits.get_nowait() == Exit(1, 0, 75, "exited with 75")
@@ -83,7 +83,7 @@ async def test_ranks_that_support_notices_stop_themselves_and_the_member_leaves_
 @pytest.mark.parametrize("action", [STOP_ACTION_PAUSE, STOP_ACTION_SCALE])
 async def test_ranks_that_stay_wait_until_the_next_world_ends_them(action: Any) -> None:
     async with stage(*FOREVER) as it:
-        await told(it, action=action)
+        await reported(it, action=action)
         if action == STOP_ACTION_PAUSE:
             waiting = update(2, first_rank=None, phase=JOB_PHASE_PAUSED)
             waiting.world.forming = True
@@ -95,7 +95,7 @@ async def test_ranks_that_stay_wait_until_the_next_world_ends_them(action: Any) 
 
 async def test_a_signal_while_ranks_wait_for_the_next_world_ends_the_agent() -> None:
     async with stage(*FOREVER) as it:
-        await told(it, action=STOP_ACTION_PAUSE)
+        await reported(it, action=STOP_ACTION_PAUSE)
         await asyncio.sleep(0)
         it.local_agent.request_stop(INT)
         assert await it.done == 128 + INT
@@ -104,7 +104,7 @@ async def test_a_signal_while_ranks_wait_for_the_next_world_ends_the_agent() -> 
 async def test_leaving_ranks_end_by_themselves_even_if_the_next_world_has_formed(stopped: Any) -> None:
     """The next world is formed as soon as the last step of the ranks is saved."""
     async with stage(*OBEDIENT) as it:
-        await told(it)
+        await reported(it)
         await asyncio.sleep(0)
         it.local_agent.on_world(update(2, first_rank=None, notice=notice(generation=2)))
         await asyncio.sleep(0)
@@ -115,7 +115,7 @@ async def test_leaving_ranks_end_by_themselves_even_if_the_next_world_has_formed
 
 async def test_a_drain_stops_only_the_named_worker(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
-        await told(it, action=STOP_ACTION_DRAIN, workers=("w2",))
+        await reported(it, action=STOP_ACTION_DRAIN, workers=("w2",))
         assert (await it.enter(update(2))).generation == 2
         it.local_agent.rank_supports_graceful_stop(0, 2)
         drain = notice(STOP_ACTION_DRAIN, generation=2, workers=("w",))
@@ -147,7 +147,7 @@ async def test_ranks_that_do_not_leave_are_ended_soon_after_their_generation(
 ) -> None:
     monkeypatch.setattr(stopping, "LEAVE_S", 0.01)
     async with stage(*FOREVER) as it:
-        await told(it, grace_s=1000)
+        await reported(it, grace_s=1000)
         await asyncio.sleep(0)
         it.local_agent.on_world(update(2, first_rank=None, notice=notice(generation=2)))
         assert await it.done == 75
@@ -155,7 +155,7 @@ async def test_ranks_that_do_not_leave_are_ended_soon_after_their_generation(
 
 async def test_an_agent_does_not_wait_for_ranks_of_a_failed_generation() -> None:
     async with stage(*FOREVER) as it:
-        await told(it, grace_s=1000, action=STOP_ACTION_PAUSE)
+        await reported(it, grace_s=1000, action=STOP_ACTION_PAUSE)
         assert (await it.enter(update(2))).generation == 2
 
 
@@ -189,7 +189,7 @@ async def test_a_first_signal_ends_the_wait_for_the_job_outcome(
 ) -> None:
     monkeypatch.setattr(agent, "REPORT_S", 0.01)
     async with stage(*FINISHING, preempt_grace_s=1000.0) as it:
-        await told(it)
+        await reported(it)
         it.upstream.deaf = asyncio.Event()
         looks = asyncio.Event()
         after_all = it.local_agent._done_after_all
@@ -213,14 +213,14 @@ async def test_a_first_signal_ends_the_wait_for_delivery_of_the_exit_reports(
         waits: list[float | None] = []
         waiting = asyncio.Event()
 
-        async def told_never(limit_s: float | None = None) -> None:
+        async def never_delivered(limit_s: float | None = None) -> None:
             waits.append(limit_s)
             if len(waits) == 2:
                 waiting.set()
                 await asyncio.Event().wait()
 
-        monkeypatch.setattr(it.local_agent._reports, "told", told_never)
-        await told(it)
+        monkeypatch.setattr(it.local_agent._reports, "wait_delivered", never_delivered)
+        await reported(it)
         await stopped()
         await waiting.wait()
         it.local_agent.request_stop(TERM)
@@ -354,7 +354,7 @@ async def test_an_undeliverable_stop_request_does_not_block_the_agents_exit(why:
 async def test_the_agent_waits_until_rank_exits_are_delivered(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         it.upstream.deaf = asyncio.Event()
-        await told(it)
+        await reported(it)
         await stopped()
         await it.upstream.exits.get()
         await asyncio.sleep(0)

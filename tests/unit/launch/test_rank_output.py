@@ -28,13 +28,13 @@ class Wires:
     def __init__(self, *, read: bool = True) -> None:
         self._ends = [os.pipe(), os.pipe()]
         self.outputs = RankOutputs(*(Console(theirs, {}) for _, theirs in self._ends))
-        self.heard: list[bytearray] = [bytearray(), bytearray()]
+        self.received: list[bytearray] = [bytearray(), bytearray()]
         self._readers: list[threading.Thread] = []
         if read:
             self.read()
 
     def read(self) -> None:
-        for (ours, _), received in zip(self._ends, self.heard, strict=True):
+        for (ours, _), received in zip(self._ends, self.received, strict=True):
             reader = threading.Thread(target=self._listen, args=(ours, received), daemon=True)
             reader.start()
             self._readers.append(reader)
@@ -42,7 +42,7 @@ class Wires:
     async def record(self, words: bytes) -> None:
         """Return once these bytes have come on stdout."""
         deadline = time.monotonic() + LIMIT_S
-        while words not in bytes(self.heard[0]):
+        while words not in bytes(self.received[0]):
             assert time.monotonic() < deadline, f"{words!r} did not come"
             await asyncio.sleep(0.02)
 
@@ -52,12 +52,12 @@ class Wires:
             os.close(theirs)
         for reader in self._readers:
             reader.join(LIMIT_S)
-        return bytes(self.heard[0]), bytes(self.heard[1])
+        return bytes(self.received[0]), bytes(self.received[1])
 
     @staticmethod
-    def _listen(fd: int, heard: bytearray) -> None:
+    def _listen(fd: int, received: bytearray) -> None:
         while data := os.read(fd, 65536):
-            heard += data
+            received += data
         os.close(fd)
 
 

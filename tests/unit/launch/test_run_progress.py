@@ -19,14 +19,14 @@ from tests.terminals import Screen
 TRAINING = TrainingReport(target_step=1000, reported={"lr": 0.0003, "loss": 2.25, "zeta": 1.0})
 
 
-def said(progress: RunProgress, width: int = 100, now_s: float = 20.0) -> str:
+def printed(progress: RunProgress, width: int = 100, now_s: float = 20.0) -> str:
     line = progress.line(width, now_s)
     assert line is not None
     assert line.cell_len <= width
     return line.plain
 
 
-def heard(*, target: bool = True) -> RunProgress:
+def received(*, target: bool = True) -> RunProgress:
     """Return the progress after 20 s, in which each of two ranks made 5 steps a second; rank 1 is one step behind."""
     progress = RunProgress("gpt")
     progress.begin(3)
@@ -38,18 +38,18 @@ def heard(*, target: bool = True) -> RunProgress:
 
 
 def test_the_line_shows_the_slowest_ranks_progress_and_the_eta() -> None:
-    words = said(heard(), 140)
+    words = printed(received(), 140)
     assert "19.9 %  ETA 2 min 40 s" in words
     assert words.endswith("5.00 steps/s  loss 2.25  lr 0.0003")
 
 
 @pytest.mark.parametrize("width", [10, 30, 60, 79, 120, 300])
 def test_the_status_line_is_no_wider_than_the_terminal(width: int) -> None:
-    assert len(said(heard(), width)) <= width
+    assert len(printed(received(), width)) <= width
 
 
 def test_without_a_last_step_the_status_line_shows_no_time_left() -> None:
-    assert said(heard(target=False)) == "gpt  step 199  5.00 steps/s"
+    assert printed(received(target=False)) == "gpt  step 199  5.00 steps/s"
 
 
 def test_before_the_first_step_there_is_no_line() -> None:
@@ -61,41 +61,41 @@ def test_before_the_first_step_there_is_no_line() -> None:
 
 
 def test_the_shown_rate_falls_while_no_rank_progresses() -> None:
-    progress = heard()
-    assert "5.00 steps/s" in said(progress, now_s=21.0)
-    assert "2.50 steps/s" in said(progress, now_s=40.0)
+    progress = received()
+    assert "5.00 steps/s" in printed(progress, now_s=21.0)
+    assert "2.50 steps/s" in printed(progress, now_s=40.0)
 
 
 def test_the_status_line_begins_with_a_stuck_rank() -> None:
-    progress = heard()
+    progress = received()
     progress.record(3, [RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000)], 20.0)
-    assert said(progress).startswith("gpt  rank 1 stuck in data for 42 s  step 199 of 1,000")
+    assert printed(progress).startswith("gpt  rank 1 stuck in data for 42 s  step 199 of 1,000")
 
 
 def test_the_stuck_time_of_a_rank_grows_without_a_new_report() -> None:
-    progress = heard()
+    progress = received()
     stuck = RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000, age_ms=42_000)
     progress.record(3, [stuck], 20)
-    assert "rank 1 stuck in data for 42 s" in said(progress, now_s=20.0)
-    assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
+    assert "rank 1 stuck in data for 42 s" in printed(progress, now_s=20.0)
+    assert "rank 1 stuck in data for 52 s" in printed(progress, now_s=30.0)
     progress.record(3, [stuck], 30)  # the same report again: the rank has made no progress in between
-    assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
+    assert "rank 1 stuck in data for 52 s" in printed(progress, now_s=30.0)
     progress.record(3, [RankProgress(rank=1, step=200, phase="data")], 31)
-    assert "stuck" not in said(progress, now_s=31.0)
+    assert "stuck" not in printed(progress, now_s=31.0)
     progress.record(3, [RankProgress(rank=1, step=200, phase="data", stalled_ms=5000, age_ms=5000)], 40)
-    assert "rank 1 stuck in data for 6 s" in said(progress, now_s=41.0)
+    assert "rank 1 stuck in data for 6 s" in printed(progress, now_s=41.0)
 
 
 def test_the_line_shows_the_newest_committed_step() -> None:
-    progress = heard()
+    progress = received()
     progress.committed(Checkpoint(step=150, state=CHECKPOINT_STATE_COMMITTED))
     progress.committed(Checkpoint(step=175, state=CHECKPOINT_STATE_OPEN))
     progress.committed(Checkpoint(step=100, state=CHECKPOINT_STATE_COMMITTED))
-    assert said(progress, 140).endswith("saved 150")
+    assert printed(progress, 140).endswith("saved 150")
 
 
 def test_a_new_generation_resets_the_line() -> None:
-    progress = heard()
+    progress = received()
     progress.begin(4)
     assert progress.line(80, 21.0) is None
     progress.record(3, [RankProgress(rank=0, step=500)], 21.0)
@@ -106,7 +106,7 @@ def test_control_characters_in_a_phase_are_not_printed() -> None:
     progress = RunProgress("gpt")
     progress.begin(1)
     progress.record(1, [RankProgress(rank=0, step=5, phase="\x1b[2J", stalled_ms=5000)], 1.0)
-    assert "\x1b" not in said(progress)
+    assert "\x1b" not in printed(progress)
 
 
 # -- the terminal's last line

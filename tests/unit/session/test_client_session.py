@@ -136,9 +136,9 @@ async def test_calls_are_submitted_again_under_their_id_and_answered_once(r: Rig
 
 
 async def _sent_again(session: object, replica: object) -> bool:
-    before = len(replica.heard)  # type: ignore[attr-defined]
+    before = len(replica.received)  # type: ignore[attr-defined]
     await asyncio.sleep(0.5)
-    return any(up.WhichOneof("message") != "tick" for up in replica.heard[before:])  # type: ignore[attr-defined]
+    return any(up.WhichOneof("message") != "tick" for up in replica.received[before:])  # type: ignore[attr-defined]
 
 
 @in_rig(rig)

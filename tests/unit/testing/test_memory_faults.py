@@ -237,11 +237,11 @@ async def test_leases_live_in_virtual_time() -> None:
         await client.keep_alive(lease.id)
 
 
-@pytest.mark.parametrize(("asked", "granted"), [(1, 2), (2, 2), (6, 6)])
-def test_a_short_lease_is_lengthened_as_etcd_does(asked: int, granted: int) -> None:
+@pytest.mark.parametrize(("requested", "granted"), [(1, 2), (2, 2), (6, 6)])
+def test_a_short_lease_is_lengthened_as_etcd_does(requested: int, granted: int) -> None:
     @in_virtual_time()
     async def check() -> None:
-        assert MemoryStore().grant(asked).ttl_s == granted
+        assert MemoryStore().grant(requested).ttl_s == granted
 
     check()
 

@@ -72,7 +72,7 @@ class Two:
         self.address = address
         self.board = Switchboard(delay_s=0.001)
         self.caller, self.callee = Process("a"), Process("b")
-        self.heard: list[int] = []
+        self.received: list[int] = []
         self.ends: dict[str, float] = {}
         self.link: MemoryLink | None = None
         self.tasks = tasks
@@ -85,7 +85,7 @@ class Two:
 
     async def serve(self, link: MemoryLink) -> None:
         while (message := await link.recv()) is not None:
-            self.heard.append(message.sequence)
+            self.received.append(message.sequence)
         self.ends["b"] = now()
 
     async def listen(self) -> None:
@@ -127,10 +127,10 @@ async def test_a_program_frozen_for_less_than_the_keepalive_loses_nothing() -> N
         two.callee.freeze()
         two.send(1)
         await asyncio.sleep(2)
-        assert two.heard == []
+        assert two.received == []
         two.callee.thaw()
         await asyncio.sleep(1)
-        assert (two.heard, two.ends) == ([1], {})
+        assert (two.received, two.ends) == ([1], {})
 
 
 @pytest.mark.parametrize("fault", ["frozen", "blocked there", "blocked back"])
@@ -164,7 +164,7 @@ async def test_a_link_within_one_host_outlives_a_program_that_is_frozen_for_long
         await asyncio.sleep(60)
         two.callee.thaw()
         await asyncio.sleep(1)
-        assert (two.heard, two.ends) == ([1], {})
+        assert (two.received, two.ends) == ([1], {})
 
 
 @in_virtual_time()
@@ -174,10 +174,10 @@ async def test_messages_sent_into_a_block_arrive_after_it() -> None:
         for sequence in (1, 2, 3):
             two.send(sequence)
         await asyncio.sleep(1)
-        assert two.heard == []
+        assert two.received == []
         two.board.unblock("a", "b")
         await asyncio.sleep(1)
-        assert two.heard == [1, 2, 3]
+        assert two.received == [1, 2, 3]
 
 
 @in_virtual_time()
@@ -203,7 +203,7 @@ async def test_messages_that_take_longer_keep_their_order() -> None:
         for sequence in range(4):
             two.send(sequence)
         await asyncio.sleep(1)
-        assert two.heard == [0, 1, 2, 3]
+        assert two.received == [0, 1, 2, 3]
 
 
 @in_virtual_time()

@@ -41,7 +41,7 @@ def hear(room: Room, generation: int, *, done: bool = False) -> None:
         callback(WorldUpdate(world=World(generation=generation), phase=phase))
 
 
-class Gone:
+class Exited:
     """A stand-in for the end of the process, which records that it was called."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Gone:
 def test_an_armed_standalone_process_leaves_and_ends_at_a_newer_world(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     context = room.rank(0)
     ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     hear(room, 1)
@@ -81,7 +81,7 @@ def test_in_an_interactive_session_nothing_ends_the_process(
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     else:
         monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     context = room.rank(0)
     ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     ending.arm()
@@ -97,7 +97,7 @@ def test_in_an_interactive_session_nothing_ends_the_process(
 
 
 def test_a_newer_world_received_before_arming_ends_the_process_when_armed() -> None:
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     hear(room, 2)
     assert not ending.armed
@@ -123,7 +123,7 @@ class Drained(RoomRank):
     "how", ["a signal, with a place", "a signal, without a place", "preempted", "drained"]
 )
 def test_a_standalone_process_drains_and_leaves_on_a_notice_or_signal(how: str) -> None:
-    room, process_end = Room(2), Gone()
+    room, process_end = Room(2), Exited()
     context = Drained(room)
     ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     ending.arm()
@@ -148,7 +148,7 @@ def test_a_standalone_process_drains_and_leaves_on_a_notice_or_signal(how: str) 
 
 
 def test_a_standalone_process_ignores_a_drain_of_another_member() -> None:
-    room, process_end = Room(2), Gone()
+    room, process_end = Room(2), Exited()
     context = room.rank(0)
     ending = StandaloneExit(context, detect_s=0.0, exit_process=process_end)
     ending.arm()
@@ -162,7 +162,7 @@ def test_a_standalone_process_ignores_a_drain_of_another_member() -> None:
 
 @pytest.mark.parametrize("how", ["closed", "done"])
 def test_a_process_that_is_done_is_not_ended(how: str) -> None:
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     ending.arm()
     if how == "closed":
@@ -182,7 +182,7 @@ def test_a_rank_waits_for_its_agent() -> None:
     [(StaleIncarnation("the agent has ended"), True), (StaleGeneration("generation 2 runs"), False)],
 )
 def test_a_process_ends_with_its_agent_without_its_main_thread(error: StrataError, ends: bool) -> None:
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     forget = end_with_agent(room.rank(0), process_end)
     for callback in tuple(room.end_observers):
         callback(error)
@@ -217,7 +217,7 @@ def test_in_process_a_rank_waits_for_its_new_place() -> None:
 
 
 def test_a_failure_caused_by_a_lost_peer_is_not_reported_as_the_rank_s_own() -> None:
-    room, process_end = Room(2), Gone()
+    room, process_end = Room(2), Exited()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     waits = threading.Thread(
         target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True
@@ -232,7 +232,7 @@ def test_a_failure_caused_by_a_lost_peer_is_not_reported_as_the_rank_s_own() -> 
 def test_a_standalone_process_ends_with_75_once_the_control_plane_was_restored(
     armed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     if armed:
         ending.arm()
@@ -254,7 +254,7 @@ def test_a_process_refused_before_its_first_world_by_a_restore_ends_with_75() ->
 
 
 def test_a_process_that_is_done_is_not_ended_by_a_restore() -> None:
-    room, process_end = Room(1), Gone()
+    room, process_end = Room(1), Exited()
     ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     callbacks = tuple(room.end_observers)
     ending.close()
@@ -276,7 +276,7 @@ class LiveReports(RoomRank):
 
 @pytest.mark.parametrize("error", [STALE, DONE, RuntimeError("connection closed by peer")])
 def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exception) -> None:
-    room, process_end = Room(2), Gone()
+    room, process_end = Room(2), Exited()
     context = room.rank(0) if error is STALE else LiveReports(room, 0)
     ending = StandaloneExit(context, detect_s=LIMIT_S, exit_process=process_end)
     ending.arm()
@@ -291,11 +291,11 @@ def test_a_standalone_process_learns_that_its_job_was_done_without_it(error: Exc
 def test_a_rank_s_own_failure_counts_even_if_a_job_is_done(error: Exception) -> None:
     room = Room(1)
     context = room.rank(0) if isinstance(error, JobDone) else LiveReports(room, 0)
-    StandaloneExit(context, detect_s=LIMIT_S, exit_process=Gone()).failed(error)
+    StandaloneExit(context, detect_s=LIMIT_S, exit_process=Exited()).failed(error)
 
 
 def test_a_failure_in_a_world_of_one_and_an_interruption_are_the_rank_s_own() -> None:
-    process_end = Gone()
+    process_end = Exited()
     StandaloneExit(Room(1).rank(0), detect_s=0.0, exit_process=process_end).failed(RuntimeError())
     StandaloneExit(Room(2).rank(0), detect_s=0.0, exit_process=process_end).failed(KeyboardInterrupt())
     assert not process_end.count

@@ -39,7 +39,7 @@ class LiveReports(Alone):
 
 
 @pytest.fixture(autouse=True)
-def _told(caplog: pytest.LogCaptureFixture) -> None:
+def _reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="strata.training")
 
 

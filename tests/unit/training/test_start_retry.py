@@ -38,11 +38,11 @@ from tests.unit.training.test_orchestrator import StandalonePort
 class Waiting(StandalonePort):
     """A rank that records its reports, and receives the worlds of a test."""
 
-    heard: Callable[[WorldUpdate], None] | None = None
+    received: Callable[[WorldUpdate], None] | None = None
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        self.heard = callback
-        return lambda: setattr(self, "heard", None)
+        self.received = callback
+        return lambda: setattr(self, "received", None)
 
     def progress(
         self,
@@ -71,8 +71,8 @@ class Waiting(StandalonePort):
         notice = StopNotice(
             generation=self.generation, action=action, worker_ids=workers, reason="a test asks"
         )
-        assert self.heard is not None
-        self.heard(WorldUpdate(world=world, notice=notice))
+        assert self.received is not None
+        self.received(WorldUpdate(world=world, notice=notice))
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +215,7 @@ def test_a_rank_ends_its_wait_only_for_a_notice_to_leave(
     with pytest.raises(Preempted, match="a test asks"):
         orchestrator.init(state={})
     assert (refusing.times, rank.code) == (2, 75)
-    assert rank.heard is None, "it listens no longer"
+    assert rank.received is None, "it listens no longer"
 
 
 @pytest.mark.parametrize("armed", [False, True])

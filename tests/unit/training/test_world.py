@@ -55,11 +55,13 @@ def test_a_rank_that_continues_in_process_has_the_environment_of_a_new_one(
     )
     wanted = environment(new, restarts=3)
     found = {name: os.environ.get(name) for name in before | wanted}
-    told = found.pop("STRATA_RESTORE"), wanted.pop("STRATA_RESTORE", None)
+    reported = found.pop("STRATA_RESTORE"), wanted.pop("STRATA_RESTORE", None)
     assert {name: value for name, value in found.items() if value is not None} == wanted
-    assert (told[0] is None) == (told[1] is None) == (restore is None)
-    if told[0] is not None:
-        assert '"step": "40"' in told[0]  # protobuf's JSON has the number as a string; both forms are read
+    assert (reported[0] is None) == (reported[1] is None) == (restore is None)
+    if reported[0] is not None:
+        assert (
+            '"step": "40"' in reported[0]
+        )  # protobuf's JSON has the number as a string; both forms are read
 
 
 def test_the_world_has_the_address_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,13 @@ class LeaveRequest:
 
 
 @pytest.mark.parametrize(
-    ("host", "asked"),
+    ("host", "requested"),
     [("10.0.0.7", "::ffff:10.0.0.7"), ("fd00::7", "fd00::7"), ("localhost", None)],
 )
-def test_a_lookup_requests_the_same_name_as_torch(host: str, asked: str | None) -> None:
+def test_a_lookup_requests_the_same_name_as_torch(host: str, requested: str | None) -> None:
     service = LeaveRequest()
     assert lookup_s(host, ask=service) < name_lookup.SLOW_S
-    assert service.of == [asked] if asked else service.of[0] in {"::1", "::ffff:127.0.0.1"}
+    assert service.of == [requested] if requested else service.of[0] in {"::1", "::ffff:127.0.0.1"}
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -253,7 +253,7 @@ def an_arrival_counts_twice(story: Story, _storage: Path) -> None:
 
 
 @breaks("barriers/release-matches-etcd")
-def another_payload_is_told(story: Story, _storage: Path) -> None:
+def another_payload_is_delivered(story: Story, _storage: Path) -> None:
     ended = next(line for line in story.lines("barrier") if line["outcome"] == "ok")
     ended["result"]["payloads"]["1"] = "AAAA"
 
@@ -264,7 +264,7 @@ def a_release_that_etcd_does_not_have(story: Story, _storage: Path) -> None:
 
 
 @breaks("barriers/outcome-matches-etcd")
-def told_that_it_timed_out_though_it_was_released(story: Story, _storage: Path) -> None:
+def reported_timed_out_though_released(story: Story, _storage: Path) -> None:
     ended = next(line for line in story.lines("barrier") if line["outcome"] == "ok")
     ended.update(outcome="fail", result={}, error={"type": "BarrierTimeout", "message": "late"})
 
@@ -340,13 +340,13 @@ def the_latest_is_tombstoned(story: Story, _storage: Path) -> None:
 
 
 @breaks("catalog/committed-stays")
-def told_committed_and_it_never_was(story: Story, _storage: Path) -> None:
+def reported_committed_and_never_was(story: Story, _storage: Path) -> None:
     ended = [line for line in story.lines("checkpoint.save") if line["outcome"] == "ok"]
     ended[0]["result"]["attempt"] = "a9"
 
 
 @breaks("catalog/committed-stays")
-def told_committed_before_it_was(story: Story, _storage: Path) -> None:
+def reported_committed_before_it_was(story: Story, _storage: Path) -> None:
     committed = story.events(SLOT_20)[1]["revision"]
     early = {"revision": committed - 1, "epoch": 2, "leader": None}
     place = next(

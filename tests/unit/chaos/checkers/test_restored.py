@@ -26,7 +26,7 @@ def again(story: Story) -> Line:
     return of_life_2(story, f"{JOB}world")
 
 
-def told_of(story: Story, uid: str) -> list[Line]:
+def delivered(story: Story, uid: str) -> list[Line]:
     return [line for line in story.lines("member.join") if line["result"].get("uid") == uid]
 
 
@@ -91,7 +91,7 @@ def a_cluster_of_its_own_on_wiped_disks(story: Story, _storage: Path) -> None:
 
 
 @breaks("restores/restore-is-reported", restored=True)
-def a_client_is_told_of_another_cluster(story: Story, _storage: Path) -> None:
+def a_client_gets_another_cluster(story: Story, _storage: Path) -> None:
     args = {"worker": "w0", "job": "j", "after": 2}
     story.t += 1
     story.line("c.w0", 14, "member.rejoin", args=args, outcome="unknown", error="ClusterReplaced")
@@ -119,12 +119,12 @@ def a_read_of_another_leader(story: Story, _storage: Path) -> None:
 
 @breaks("registry/reported-incarnation", restored=True)
 def an_incarnation_of_the_life_before(story: Story, _storage: Path) -> None:
-    told_of(story, "u.1")[0]["result"]["incarnation"] = 4
+    delivered(story, "u.1")[0]["result"]["incarnation"] = 4
 
 
 @breaks("worlds/reported-places", restored=True)
 def a_place_in_a_world_of_the_life_before(story: Story, _storage: Path) -> None:
-    told_of(story, "u.1")[0]["result"]["uid"] = "u"
+    delivered(story, "u.1")[0]["result"]["uid"] = "u"
 
 
 @breaks("worlds/members-existed", restored=True)
@@ -204,7 +204,7 @@ def _older_snapshot(story: Story) -> Line:
 
 
 @breaks("barriers/release-matches-etcd", restored=True)
-def a_release_that_slipped_into_an_older_snapshot_is_told_of(story: Story, _storage: Path) -> None:
+def a_release_in_an_older_snapshot_is_reported(story: Story, _storage: Path) -> None:
     args = _older_snapshot(story)
     story.line("c.w0", 14, "barrier", args=args, result={"payloads": {"0": "c2xpcA=="}})
 

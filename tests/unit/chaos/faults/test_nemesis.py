@@ -88,7 +88,7 @@ class Rig:
         self.faults: dict[str, NotingFault] = {}
         self.folder = folder
         self.writer = HistoryWriter(folder / "nemesis.jsonl")
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.nemesis = Nemesis(
             cast("System", SimpleNamespace(monitor=self.world)),
             cast("Health", self.world),
@@ -97,7 +97,7 @@ class Rig:
             barrier_jobs=("barriers-1",),
             recovery_s=30,
             clock=asyncio.get_running_loop().time,
-            say=self.said.append,
+            say=self.printed.append,
         )
 
     def fault(self, name: str, **how: Any) -> NotingFault:

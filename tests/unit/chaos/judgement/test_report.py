@@ -71,7 +71,7 @@ def result(
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict", "said"),
+    ("found", "verdict", "printed"),
     [
         (result(injury()), Exit.PASS, "PASS"),
         (result(injury(), findings=(FOUND,), broken="b", cut_short=True), Exit.VIOLATION, "1 found"),
@@ -82,9 +82,9 @@ def result(
         (result(injury(), uncertainties=("etcd's events have a gap",)), Exit.UNKNOWN, "gap"),
     ],
 )
-def test_the_verdict(found: Result, verdict: Exit, said: str) -> None:
+def test_the_verdict(found: Result, verdict: Exit, printed: str) -> None:
     assert found.exit is verdict
-    assert re.search(said, found.verdict)
+    assert re.search(printed, found.verdict)
     assert "\n" not in found.verdict
 
 

@@ -230,10 +230,10 @@ UNSEALED = b'{"format": "strata-uses", "version": 1, "folders": [], "self": "ano
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "printed"),
     [("lost", "is used by"), ("illegible", "is used by"), ("illegible, without a manifest", "not known")],
 )
-def test_without_a_readable_uses_file_the_manifest_counts_or_deletions_stop(harm: str, said: str) -> None:
+def test_without_a_readable_uses_file_the_manifest_counts_or_deletions_stop(harm: str, printed: str) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     base = save(storage, catalog, 1, FULL)
@@ -245,7 +245,7 @@ def test_without_a_readable_uses_file_the_manifest_counts_or_deletions_stop(harm
         storage.objects[f"{folder}/{NAME}"] = UNSEALED
     if harm == "illegible, without a manifest":
         del storage.objects[f"{folder}/{GLOBAL_NAME}"]
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=printed):
         local_catalog(storage, start=50).delete(base)
 
 

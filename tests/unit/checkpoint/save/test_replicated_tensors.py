@@ -50,7 +50,7 @@ def test_a_replicated_tensor_is_written_once_and_any_rank_restores_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("small", "declared", "said"),
+    ("small", "declared", "printed"),
     [
         ((2.0,) * 4, "same", "same.small differs between rank 0 and rank 1"),
         ((1.0,) * 5, "same", "float64[4] on rank 0 and float64[5] on rank 1"),
@@ -58,12 +58,12 @@ def test_a_replicated_tensor_is_written_once_and_any_rank_restores_it() -> None:
     ],
 )
 def test_a_replicated_tensor_that_differs_is_named_and_aborts_the_save(
-    small: tuple[float, ...], declared: str, said: str
+    small: tuple[float, ...], declared: str, printed: str
 ) -> None:
     ranks = Ranks(2)
     ranks.save(states=[a_state(0), a_state(1, small=small)], paths=[["same"], [declared]])
     assert ranks.record.state is CheckpointState.ABORTED
-    assert any(said in str(error) for error in ranks.ends.values())
+    assert any(printed in str(error) for error in ranks.ends.values())
 
 
 def test_the_model_hash_does_not_depend_on_the_number_of_ranks() -> None:

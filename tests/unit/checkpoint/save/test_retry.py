@@ -142,8 +142,8 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.pauses: list[float] = []
-        self.told: list[SaveHold | None] = []
-        self.retry = SaveRetry(grace_s=100.0, tell=self.told.append, now=lambda: self.now_s)
+        self.reported: list[SaveHold | None] = []
+        self.retry = SaveRetry(grace_s=100.0, tell=self.reported.append, now=lambda: self.now_s)
 
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -158,7 +158,10 @@ def test_retries_back_off_and_report_each_reason_once() -> None:
     assert clock.first(Refusing(*(full() for _ in range(5)), other, full())) == 7
     assert clock.pauses == [*PAUSES_S, PAUSES_S[-1]]
     reasons = ["disk full", "device error", "disk full"]
-    assert [(h.step, h.reason) if h else None for h in clock.told] == [*((20, why) for why in reasons), None]
+    assert [(h.step, h.reason) if h else None for h in clock.reported] == [
+        *((20, why) for why in reasons),
+        None,
+    ]
     assert clock.retry.hold is None
 
 
@@ -182,7 +185,7 @@ def test_after_the_grace_a_save_fails_or_its_handler_takes_over() -> None:
     with pytest.raises(HoldOver):
         clock.first(Refusing(*(full() for _ in range(99))))
     assert over[0].startswith("no checkpoint since step 10, 100 s: disk full on host ")
-    assert clock.told[-1] is None
+    assert clock.reported[-1] is None
 
 
 def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> None:
@@ -198,7 +201,7 @@ def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> No
             return 7
 
         assert clock.first(until) == 7
-    assert [hold.held_s for hold in clock.told if hold] == [0.0, 90.0], (
+    assert [hold.held_s for hold in clock.reported if hold] == [0.0, 90.0], (
         "and how long it is does not begin anew"
     )
     with pytest.raises(HoldOver):
@@ -240,7 +243,7 @@ def test_without_a_grace_no_save_is_held() -> None:
     clock.retry.grace_s = 0.0
     with pytest.raises(StorageError):
         clock.first(Refusing(full()))
-    assert (clock.told, clock.pauses) == ([], [])
+    assert (clock.reported, clock.pauses) == ([], [])
 
 
 @pytest.mark.parametrize(

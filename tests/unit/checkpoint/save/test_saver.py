@@ -102,10 +102,10 @@ def test_an_error_after_the_commit_happened_does_not_undo_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stranger", "said"),
+    ("stranger", "printed"),
     [(True, "belongs to another save"), (False, "one storage root that they share")],
 )
-def test_a_part_of_another_save_or_in_another_storage_is_not_composed(stranger: bool, said: str) -> None:
+def test_a_part_of_another_save_or_in_another_storage_is_not_composed(stranger: bool, printed: str) -> None:
     ranks, others = Ranks(2), Ranks(2)
     others.save(0, 1)
 
@@ -117,7 +117,7 @@ def test_a_part_of_another_save_or_in_another_storage_is_not_composed(stranger: 
 
     ranks.on_step = exchange
     ranks.save(0, 1)
-    assert said in str(ranks.ends[0])
+    assert printed in str(ranks.ends[0])
     assert isinstance(ranks.ends[1], CheckpointAborted)
 
 

@@ -87,7 +87,7 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
             writer.write({"a": 1}, SaveRequest(step=10))
         for writer in pair.writers:
             writer.settle(LIMIT_S)
-        _told(sound)
+        _reported(sound)
     other = sound.write({"a": 1}, SaveRequest(step=20))
     if fails == "device":
         bad = SimpleNamespace(wait=lambda: (_ for _ in ()).throw(RuntimeError("device lost")))
@@ -107,7 +107,7 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
     assert other.dropped is (fails == "earlier"), "it is no failure of its own"
     broken.settle()
     monkeypatch.undo()
-    again = [writer.write({"a": 1}, SaveRequest(step=20)) for writer in _told(broken, sound)]
+    again = [writer.write({"a": 1}, SaveRequest(step=20)) for writer in _reported(broken, sound)]
     for info in again:
         info.wait(LIMIT_S)
     for writer in pair.writers:
@@ -119,7 +119,7 @@ def _full_for_rank_0(verb: str, name: str) -> None:
         raise StorageError("disk full")
 
 
-def _told(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:
+def _reported(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:
     """Raise and suppress each writer's pending errors; return the writers."""
     for writer in writers:
         with contextlib.suppress(CheckpointError):

@@ -33,7 +33,7 @@ def found(credentials: Credentials) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize(
-    ("left", "ca_left", "level", "said", "ca_level", "ca_said"),
+    ("left", "ca_left", "level", "printed", "ca_level", "ca_error"),
     [
         (300, 3650, "OK", "300 days left", "OK", "3650 days left"),
         (29, 3650, "WARN", "29 days left", "OK", "left"),
@@ -44,13 +44,13 @@ def found(credentials: Credentials) -> dict[str, Finding]:
     ],
 )
 def test_a_certificate_is_judged_by_the_days_that_are_left(
-    tmp_path: Path, left: float, ca_left: float, level: str, said: str, ca_level: str, ca_said: str
+    tmp_path: Path, left: float, ca_left: float, level: str, printed: str, ca_level: str, ca_error: str
 ) -> None:
     findings = found(made(tmp_path, left=left, ca_left=ca_left))
     own, authority = findings["tls"], findings["tls authority"]
     assert (own.level, authority.level) == (level, ca_level)
-    assert said in own.says
-    assert ca_said in authority.says
+    assert printed in own.says
+    assert ca_error in authority.says
     line = f"strata certs renew --ca {tmp_path / 'ca'} --out {tmp_path / 'node-1'}"
     assert own.commands == (() if level == "OK" else (line,))
     assert ("both" in authority.hint) is (ca_level != "OK")

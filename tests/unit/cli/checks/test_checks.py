@@ -15,7 +15,7 @@ from strata.core.restore.restoring_record import Restoring
 
 
 @pytest.mark.parametrize(
-    ("version", "level", "said"),
+    ("version", "level", "printed"),
     [
         ("3.5.30", "OK", "3.5.30"),
         ("3.6.9", "OK", "3.6.9"),
@@ -27,10 +27,10 @@ from strata.core.restore.restoring_record import Restoring
         ("", "FAIL", "did not answer"),
     ],
 )
-def test_an_etcd_is_judged_by_its_version(version: str, level: str, said: str) -> None:
+def test_an_etcd_is_judged_by_its_version(version: str, level: str, printed: str) -> None:
     finding = etcd.etcd_version("e:2379", version, "")
     assert finding.level == level
-    assert said in finding.says
+    assert printed in finding.says
     assert finding.hint or level == "OK"
 
 
@@ -101,7 +101,7 @@ def test_the_backup_command_names_a_cluster_other_than_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "level", "said"),
+    ("hours", "level", "printed"),
     [
         (-1.0, "OK", "0 ms old, revision 4711, 20.0 KiB, in s3://backups/strata"),
         (0.5, "OK", "30 min old"),
@@ -110,10 +110,10 @@ def test_the_backup_command_names_a_cluster_other_than_the_default() -> None:
         (99.0, "WARN", "4 d old"),
     ],
 )
-def test_a_backup_is_judged_by_its_age(hours: float, level: str, said: str) -> None:
+def test_a_backup_is_judged_by_its_age(hours: float, level: str, printed: str) -> None:
     finding = etcd.backup_finding(backup_of(hours), CONNECTION, now_unix_ms=NOW_MS)
     assert finding.level == level
-    assert said in finding.says
+    assert printed in finding.says
     if level == "WARN":
         (command,) = finding.commands
         assert command.startswith("strata controlplane backup --to s3://backups/strata --etcd h1:2379,")

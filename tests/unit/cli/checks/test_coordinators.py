@@ -27,7 +27,7 @@ def reading(offset_s: float, error_s: float = 0.01, replica: str = "c1") -> Cloc
 
 
 @pytest.mark.parametrize(
-    ("offsets", "level", "said"),
+    ("offsets", "level", "printed"),
     [
         ([], "", ""),
         ([0.0], "OK", "at most 0.010 s"),
@@ -39,11 +39,11 @@ def reading(offset_s: float, error_s: float = 0.01, replica: str = "c1") -> Cloc
         ([5.0, 5.0, 0.0], "WARN", "this host's clock is off"),
     ],
 )
-def test_clocks_are_judged_by_how_far_they_are_apart(offsets: list[float], level: str, said: str) -> None:
+def test_clocks_are_judged_by_how_far_they_are_apart(offsets: list[float], level: str, printed: str) -> None:
     found = list(clock_findings([reading(offset) for offset in offsets]))
     assert [finding.level for finding in found] == ([level] if level else [])
     for finding in found:
-        assert said in finding.says
+        assert printed in finding.says
         assert finding.commands == (
             ("timedatectl set-ntp true", "chronyc makestep") if level == "WARN" else ()
         )

@@ -44,13 +44,13 @@ def test_a_folder_is_writable_and_nothing_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("file", "Not a directory"), ("absent", "No such file"), ("gs://x/y", "not to gs:")]
+    ("name", "printed"), [("file", "Not a directory"), ("absent", "No such file"), ("gs://x/y", "not to gs:")]
 )
-def test_an_unusable_storage_path_is_one_failure(tmp_path: Path, name: str, said: str) -> None:
+def test_an_unusable_storage_path_is_one_failure(tmp_path: Path, name: str, printed: str) -> None:
     (tmp_path / "file").write_text("")
     findings = found(name if "://" in name else tmp_path / name)
     assert levels(findings) == {"storage": "FAIL"}
-    assert said in findings["storage"].says
+    assert printed in findings["storage"].says
     assert findings["storage"].hint
 
 
@@ -95,7 +95,7 @@ def test_a_full_disk_is_not_a_missing_capability(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "inodes", "free_inodes", "level", "said"),
+    ("free_bytes", "inodes", "free_inodes", "level", "printed"),
     [
         (1 << 40, 1 << 20, 1 << 19, "OK", "1.0 TiB free"),
         (1 << 29, 1 << 20, 1 << 19, "WARN", "512.0 MiB free"),
@@ -104,13 +104,13 @@ def test_a_full_disk_is_not_a_missing_capability(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_the_free_space_check_covers_bytes_and_inodes(
-    free_bytes: int, inodes: int, free_inodes: int, level: str, said: str
+    free_bytes: int, inodes: int, free_inodes: int, level: str, printed: str
 ) -> None:
     finding = storage.free_space_finding(
         Path("/x y"), free_bytes=free_bytes, inodes=inodes, free_inodes=free_inodes
     )
     assert finding.level == level
-    assert said in finding.says
+    assert printed in finding.says
     assert all("'/x y'/*" in command for command in finding.commands)
     assert bool(finding.commands) == (level == "WARN")
 
@@ -182,7 +182,7 @@ def test_the_file_system_of_a_path_is_its_innermost_mount(mountinfo: Path, path:
 
 
 @pytest.mark.parametrize(
-    ("path", "level", "said", "command"),
+    ("path", "level", "printed", "command"),
     [
         ("/mnt/check points", "OK", "hard,local_lock=none,vers=4.2", None),
         ("/mnt/soft", "WARN", "with soft", "mount -t nfs4 -o hard host:/export /mnt/soft"),
@@ -204,11 +204,11 @@ def test_the_file_system_of_a_path_is_its_innermost_mount(mountinfo: Path, path:
     ],
 )
 def test_unsafe_mount_options_are_a_warning_with_the_command(
-    mountinfo: Path, path: str, level: str, said: str, command: str | None
+    mountinfo: Path, path: str, level: str, printed: str, command: str | None
 ) -> None:
     (finding,) = mounts.mount_findings(Path(path), mounts.mount_of(Path(path), mountinfo))
     assert finding.level == level
-    assert said in finding.says
+    assert printed in finding.says
     assert (finding.commands[-1] if finding.commands else None) == command
 
 
@@ -347,7 +347,7 @@ def test_a_server_that_ignores_conditions_is_warned_of(stub: StubS3) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "said", "hint"),
+    ("kind", "status", "printed", "hint"),
     [
         ("put", 404, "NoSuchBucket", "create the bucket"),
         ("put", 403, "AccessDenied", "the credentials may not do this here"),
@@ -355,11 +355,11 @@ def test_a_server_that_ignores_conditions_is_warned_of(stub: StubS3) -> None:
     ],
 )
 def test_a_wrong_bucket_and_wrong_credentials_are_one_line(
-    stub: StubS3, kind: str, status: int, said: str, hint: str
+    stub: StubS3, kind: str, status: int, printed: str, hint: str
 ) -> None:
     stub.fail(kind, status=status, times=99)
     findings = found(URI)
     assert levels(findings) == {"storage": "FAIL"}
-    assert said in findings["storage"].says
+    assert printed in findings["storage"].says
     assert hint in findings["storage"].hint
     assert findings["storage"].commands == ("aws s3 ls s3://bucket/runs/",)

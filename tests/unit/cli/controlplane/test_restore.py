@@ -133,11 +133,11 @@ def test_a_root_that_disappears_during_a_rebuild_leaves_a_restore_to_run_again(r
 
 
 def test_lineage_is_accepted_only_with_a_place_of_backups(rig: Rig) -> None:
-    error, _said = rig.fails("restore", "--in-place", "--lineage", OURS)
+    error, _printed = rig.fails("restore", "--in-place", "--lineage", OURS)
     assert isinstance(error, ConfigError)
     snapshot = rig.root / "snapshot.db"
     snapshot.write_bytes(b"x")
-    error, _said = rig.fails("restore", "--from", snapshot, "--lineage", OURS)
+    error, _printed = rig.fails("restore", "--from", snapshot, "--lineage", OURS)
     assert isinstance(error, ConfigError)
 
 

@@ -59,7 +59,7 @@ def state(silent: int = 0, alarms: tuple[Alarm, ...] = (), learner: bool = False
     return ClusterState(peers=tuple(peers), members=members, statuses=statuses, alarms=alarms)
 
 
-def said(found: ClusterState) -> list[str]:
+def printed(found: ClusterState) -> list[str]:
     return [line for note in notes(found, ETCD) for line in (note.says, *note.commands)]
 
 
@@ -76,7 +76,7 @@ def test_a_member_that_does_not_answer_is_a_row_with_the_reason() -> None:
     found = state(silent=2)
     row = rows(found, quota_bytes=QUOTA_BYTES)[1]
     assert row == ("etcd-2", "h2:2379", "2", "-", "silent: connection refused", "-", "-", "-", "-", "-")
-    assert said(found) == [
+    assert printed(found) == [
         "2 of 3 voters healthy; 2 are needed: one more loss stops all writes",
         "etcd-2 does not answer at h2:2379; start it, or if its disk or its host is lost:",
         "strata etcd replace-member etcd-2 --etcd h1:2379,h2:2379,h3:2379",
@@ -93,7 +93,7 @@ def test_a_healthy_cluster_has_one_sentence() -> None:
 
 def test_no_space_leaves_the_voters_healthy_and_names_the_repair_commands() -> None:
     found = state(alarms=(Alarm(member_id=1, kind="NOSPACE"), Alarm(member_id=3, kind="NOSPACE")))
-    assert said(found) == [
+    assert printed(found) == [
         "3 of 3 voters healthy; 2 are needed: 1 more may be lost",
         "etcd takes no writes: its quota is used up (alarm NOSPACE of etcd-1, etcd-3); run in this order:",
         "strata etcd defrag --compact --etcd h1:2379,h2:2379,h3:2379",
@@ -104,7 +104,7 @@ def test_no_space_leaves_the_voters_healthy_and_names_the_repair_commands() -> N
 
 def test_a_corrupt_member_counts_as_lost_and_is_to_be_replaced() -> None:
     found = state(alarms=(Alarm(member_id=2, kind="CORRUPT"),))
-    assert said(found) == [
+    assert printed(found) == [
         "2 of 3 voters healthy; 2 are needed: one more loss stops all writes",
         "the data of etcd-2 differs from the others' (alarm CORRUPT); run in this order:",
         "strata etcd replace-member etcd-2 --etcd h1:2379,h2:2379,h3:2379",
@@ -117,15 +117,15 @@ def test_a_corrupt_member_counts_as_lost_and_is_to_be_replaced() -> None:
 
 def test_the_alarm_of_a_replaced_member_is_only_to_be_disarmed() -> None:
     found = state(alarms=(Alarm(member_id=0xBEEF, kind="CORRUPT"),))
-    assert said(found)[-1] == "strata etcd alarm --disarm --etcd h1:2379,h2:2379,h3:2379"
-    assert said(found)[1].startswith("the data of beef differs")
+    assert printed(found)[-1] == "strata etcd alarm --disarm --etcd h1:2379,h2:2379,h3:2379"
+    assert printed(found)[1].startswith("the data of beef differs")
     assert alarm_values(found)[0]["member"] == "beef"
 
 
 def test_a_learner_is_shown_with_the_command_that_promotes_it() -> None:
     found = state(learner=True)
     assert rows(found, quota_bytes=QUOTA_BYTES)[2][COLUMNS.index("ROLE")] == "learner"
-    assert said(found)[1:] == [
+    assert printed(found)[1:] == [
         "etcd-3 is a learner, without a vote; this makes it a voter:",
         "strata etcd replace-member etcd-3 --etcd h1:2379,h2:2379,h3:2379",
     ]
@@ -135,7 +135,7 @@ def test_a_learner_is_shown_with_the_command_that_promotes_it() -> None:
 def test_a_learner_that_has_not_started_has_no_name_yet() -> None:
     found = state(learner=True)
     unstarted = replace(found.peers[2], name="", address="", endpoint="", answer=None)
-    lines = said(replace(found, peers=(*found.peers[:2], unstarted)))
+    lines = printed(replace(found, peers=(*found.peers[:2], unstarted)))
     assert lines[1].startswith("a learner is not started yet at http://h3:2380;")
     assert lines[2].startswith("strata etcd replace-member NAME --peer-url http://h3:2380 --etcd ")
 

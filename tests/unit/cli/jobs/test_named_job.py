@@ -74,7 +74,7 @@ def test_the_job_option_and_the_job_argument_are_equivalent(
 ) -> None:
     it = done(server, *command.split(), *how.split(), job="another")
     assert it.exit_code == 0, it.output
-    assert {request.job for request in server.asked_for(ASKS[command])} == {"gpt"}
+    assert {request.job for request in server.requested_paths(ASKS[command])} == {"gpt"}
 
 
 @pytest.mark.parametrize("command", ASKS)
@@ -92,7 +92,7 @@ def test_the_job_comes_from_the_environment_or_the_file_and_is_otherwise_require
     assert done(server, *command.split(), job="gpt").exit_code == 0
     Path("strata.toml").write_text('job = "of-the-file"\n')
     assert done(server, *command.split()).exit_code == 0
-    jobs = {request.job for request in server.asked_for(ASKS[command])}
+    jobs = {request.job for request in server.requested_paths(ASKS[command])}
     assert jobs == {"gpt", "of-the-file"}
     Path("strata.toml").unlink()
     before = len(server.requests)
@@ -106,7 +106,7 @@ def test_the_job_comes_from_the_environment_or_the_file_and_is_otherwise_require
 def test_a_drain_names_its_job_in_either_way(server: UnaryServer, how: str) -> None:
     it = done(server, "drain", *how.split(), job="another")
     assert it.exit_code == 0, it.output
-    (request,) = server.asked_for(StopJobRequest)
+    (request,) = server.requested_paths(StopJobRequest)
     assert (request.job, list(request.worker_ids)) == ("gpt", ["a", "b"])
 
 

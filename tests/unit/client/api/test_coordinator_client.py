@@ -56,7 +56,7 @@ def refuse(error: errors.StrataError) -> object:
 def test_the_example_of_the_design_document_works(server: UnaryServer) -> None:
     world = CoordinatorClient.connect(f"http://{server.address}").heartbeat(worker_id="node-01")
     assert world == World()
-    (request,) = server.asked_for(RegisterRequest)
+    (request,) = server.requested_paths(RegisterRequest)
     registration = request.registration
     assert (registration.worker_id, registration.slots, registration.job) == ("node-01", 1, "default")
     assert registration.boot
@@ -67,7 +67,7 @@ def test_later_heartbeats_name_boot_and_incarnation(server: UnaryServer) -> None
     with CoordinatorClient.connect(server.address, job="j") as client:
         client.heartbeat(worker_id="n")
         assert client.heartbeat(worker_id="n").generation == 3
-        (beat,) = server.asked_for(HeartbeatRequest)
+        (beat,) = server.requested_paths(HeartbeatRequest)
         assert (beat.job, beat.boot, beat.incarnation) == ("j", client.boot, 11)
 
 
@@ -76,7 +76,7 @@ def test_a_worker_removed_for_silence_registers_again_under_its_old_name(server:
         client.register(worker_id="n", slots=4)
         server.answers[HeartbeatRequest] = refuse(errors.NotFound("gone"))  # type: ignore[assignment]
         client.heartbeat(worker_id="n")
-        first, second = (r.registration for r in server.asked_for(RegisterRequest))
+        first, second = (r.registration for r in server.requested_paths(RegisterRequest))
         assert (first.incarnation, second.incarnation) == (0, 11)
         assert (first.boot, first.slots) == (second.boot, second.slots)
 
@@ -87,7 +87,7 @@ def test_a_client_can_leave_only_for_workers_that_it_registered(server: UnarySer
             client.leave(worker_id="n")
         client.register(worker_id="n")
         client.leave(worker_id="n")
-        assert server.asked_for(LeaveRequest)[0].incarnation == 11
+        assert server.requested_paths(LeaveRequest)[0].incarnation == 11
         with pytest.raises(errors.InvalidArgument):
             client.leave(worker_id="n")
 
@@ -106,10 +106,12 @@ def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) 
     server.answers[GetStatusRequest] = refuses_once  # type: ignore[assignment]
     assert client.status().answered_by == "one"
     server.answers[GetStatusRequest] = refuse(errors.Unauthenticated("it expired"))  # type: ignore[assignment]
-    requests = len(server.asked_for(GetStatusRequest))
+    requests = len(server.requested_paths(GetStatusRequest))
     with pytest.raises(errors.Unauthenticated, match="it expired"):
         client.status()
-    assert len(server.asked_for(GetStatusRequest)) == requests + 2, "by the old connection, and by a new one"
+    assert len(server.requested_paths(GetStatusRequest)) == requests + 2, (
+        "by the old connection, and by a new one"
+    )
 
 
 def test_an_endpoint_that_refuses_ends_no_call_while_the_others_restart(
@@ -169,7 +171,7 @@ def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server:
         with pytest.raises(errors.Unavailable, match="no etcd"):
             client.status()
 
-        assert server.asked_for(GetStatusRequest)
+        assert server.requested_paths(GetStatusRequest)
 
 
 def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
@@ -178,7 +180,7 @@ def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
         with pytest.raises(errors.NotFound, match="no job x") as refusal:
             client.job_status()
         assert refusal.value.hint == "see strata jobs"
-        assert len(server.asked_for(GetJobRequest)) == 1
+        assert len(server.requested_paths(GetJobRequest)) == 1
 
 
 def test_a_client_sends_the_newest_revision_that_it_has_seen(server: UnaryServer) -> None:
@@ -188,7 +190,7 @@ def test_a_client_sends_the_newest_revision_that_it_has_seen(server: UnaryServer
             server.revision = revision
             client.world()
         client.world()
-        assert [r.token.revision for r in server.asked_for(GetWorldRequest)] == [0, 100, 100, 120]
+        assert [r.token.revision for r in server.requested_paths(GetWorldRequest)] == [0, 100, 100, 120]
         server.uid = "uid-2"
         with pytest.raises(errors.ClusterReplaced):
             client.world()
@@ -210,7 +212,7 @@ def test_a_client_continues_after_the_control_plane_is_restored(server: UnarySer
 
         server.answers[GetWorldRequest] = answer  # type: ignore[assignment]
         client.world()
-        assert [r.token.revision for r in server.asked_for(GetWorldRequest)] == [0, 100, 7, 0]
+        assert [r.token.revision for r in server.requested_paths(GetWorldRequest)] == [0, 100, 7, 0]
 
 
 def test_giving_up_a_replica_does_not_cut_off_another_threads_call(server: UnaryServer) -> None:
@@ -269,7 +271,7 @@ def test_assigned_shards_carry_their_uris(server: UnaryServer) -> None:
     assignment = registry.assignment()
     assert assignment.owners == {"w0": (0, 3), "w1": (1, 2), "w2": ()}
     assert (assignment.shards, assignment.assign_epoch, assignment.ring) == (4, 2, "ring-v1")
-    requests = server.asked_for(GetAssignmentRequest)
+    requests = server.requested_paths(GetAssignmentRequest)
     assert [(r.job, r.dataset, r.worker_id) for r in requests] == [
         ("j", "", "w0"),
         ("j", "train", "w2"),
@@ -304,7 +306,7 @@ def test_registering_a_dataset(server: UnaryServer) -> None:
     server.answers[RegisterDatasetRequest] = lambda r: RegisterDatasetResponse(dataset=r.dataset)
     with DatasetRegistry(server.address) as registry:
         registry.register("train", shards=8, uri="/data/{shard}.bin", metadata={"k": "v"})
-        (request,) = server.asked_for(RegisterDatasetRequest)
+        (request,) = server.requested_paths(RegisterDatasetRequest)
         assert (request.dataset.name, request.dataset.shards, dict(request.dataset.metadata)) == (
             "train",
             8,
@@ -339,7 +341,7 @@ def test_without_endpoints_the_environment_names_coordinators_and_job(
         assert client.job == "gpt"
         server.answers[ListDatasetsRequest] = lambda _: ListDatasetsResponse()
         assert registry.datasets() == []
-        assert server.asked_for(ListDatasetsRequest)[0].job == "gpt"
+        assert server.requested_paths(ListDatasetsRequest)[0].job == "gpt"
     with CoordinatorClient.connect(job="bert") as client:
         assert client.job == "bert"
 

@@ -407,7 +407,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (Refused("step 20 is deleting"), Refused),
         (CheckpointNotFound("no attempt x20"), CheckpointNotFound),
@@ -418,9 +418,9 @@ class Refusing:
     ],
 )
 def test_a_copy_report_raises_refused_only_if_the_copy_is_not_needed(
-    error: StrataError, told: type[StrataError]
+    error: StrataError, reported: type[StrataError]
 ) -> None:
     report = CopyReports(cast("CoordinatedCatalog", Refusing(error)), root="s3://far")
-    with pytest.raises(told, match=error.message) as raised:
+    with pytest.raises(reported, match=error.message) as raised:
         report(REPLICA, begun=True)
-    assert isinstance(raised.value, Refused) == (told in {Refused, StaleGeneration})
+    assert isinstance(raised.value, Refused) == (reported in {Refused, StaleGeneration})

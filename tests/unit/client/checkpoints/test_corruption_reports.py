@@ -98,12 +98,12 @@ def test_a_rank_whose_report_is_refuted_fails_at_once(tmp_path: Path) -> None:
             cluster.on_call = lambda _: None
             cluster.call(report)
 
-    for said in ("host-b on primary: found no damage where", "host-b read step-"):
+    for printed in ("host-b on primary: found no damage where", "host-b read step-"):
         cluster.on_call = refutes
         began = time.monotonic()
         with (
             manager(cluster, tmp_path, restores=True, corrupt_wait_s=LIMIT_S) as ckpt,
-            pytest.raises(CheckpointCorrupt, match=said),
+            pytest.raises(CheckpointCorrupt, match=printed),
         ):
             ckpt.restore({"w": np.zeros(4)})
         assert time.monotonic() - began < LIMIT_S

@@ -71,7 +71,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cluster = Cluster(a=1, b=1)
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.cancelled = threading.Event()
         """Set when the survivors give up: none waits for the dead rank for ever."""
 
@@ -106,7 +106,7 @@ class World:
             return
         finally:
             catalog.close()
-        self.told.append(step)
+        self.reported.append(step)
 
 
 def a_death(root: Path, victim: int, nth: int) -> tuple[World, Death]:
@@ -144,8 +144,8 @@ def complaints(world: World) -> Iterator[str]:
             if not found.good:
                 yield f"{name}: {found.problems[0]}"
     newest = max(r.step for r in world.cluster.records() if r.state is CheckpointState.COMMITTED)
-    if newest < max(world.told):
-        yield f"step {max(world.told)} was told to be committed, and the newest is {newest}"
+    if newest < max(world.reported):
+        yield f"step {max(world.reported)} was told to be committed, and the newest is {newest}"
     yield from _goes_on(world, newest)
 
 

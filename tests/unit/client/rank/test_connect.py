@@ -160,7 +160,7 @@ async def test_an_exit_during_an_outage_is_reported_once_coordinators_return(
     await closing
     assert [(exit_.generation, exit_.code) for exit_ in met.all("rank_exit")] == [(1, code)]
     assert len(met.all("leave")) == 1
-    kinds = [up.WhichOneof("message") for up in met.heard]
+    kinds = [up.WhichOneof("message") for up in met.received]
     assert kinds.index("rank_exit") < kinds.index("leave")
 
 

@@ -31,7 +31,10 @@ async def test_a_rank_is_inspected_once_at_a_time(tmp_path: Path) -> None:
         RankLog(generation=1, file=crashed, ended="exited with 7"),
     )
     inspection = Inspection(
-        lambda *said: reported.append(said), stack, lambda rank: logs if rank == 3 else (), log=get_logger()
+        lambda *printed: reported.append(printed),
+        stack,
+        lambda rank: logs if rank == 3 else (),
+        log=get_logger(),
     )
     for _ in range(5):
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
@@ -65,7 +68,9 @@ async def test_a_failed_inspection_is_logged_and_the_next_one_is_answered(tmp_pa
             raise OSError("no more processes")
         return "a stack"
 
-    inspection = Inspection(lambda *said: reported.append(said), stack, lambda _rank: (), log=get_logger())
+    inspection = Inspection(
+        lambda *printed: reported.append(printed), stack, lambda _rank: (), log=get_logger()
+    )
     with capture_logs() as logs:
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
         await asyncio.sleep(0.01)

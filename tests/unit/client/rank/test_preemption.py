@@ -29,7 +29,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.said: dict[int, bytes] = {}
+        self.printed: dict[int, bytes] = {}
         self.round: dict[int, bytes] = {}
         """The payloads of the round that all ranks reached; a fast rank may already send one for the next round."""
         self.meeting = threading.Barrier(size, action=self._close)
@@ -37,7 +37,7 @@ class Ranks:
         self.each = [Rank(self, rank) for rank in range(size)]
 
     def _close(self) -> None:
-        self.round = dict(self.said)
+        self.round = dict(self.printed)
 
 
 class Rank:
@@ -67,7 +67,7 @@ class Rank:
         assert name.startswith("strata.")
         if self.ranks.broken:
             raise BarrierBroken("rank 1 died")
-        self.ranks.said[self.rank] = payload
+        self.ranks.printed[self.rank] = payload
         self.ranks.meeting.wait(timeout_s)
         return self.ranks.round
 

@@ -402,7 +402,7 @@ async def test_a_step_is_reported_even_if_its_training_report_cannot_be_built(
 HOLD = SaveHold(step=20, reason="disk full", host="a", held_s=3.0)
 
 
-async def last_said(r: Rig, number: int) -> RankProgress:
+async def last_report(r: Rig, number: int) -> RankProgress:
     """Return the rank's report in the `number`-th message of progress."""
     (report,) = (await r.serving.next("progress", after=number - 1)).ranks
     assert isinstance(report, RankProgress)
@@ -418,18 +418,18 @@ async def test_every_report_of_the_rank_carries_the_save_hold_until_it_ends(
     r: Rig, client: RankClient
 ) -> None:
     client.progress(20, "step")
-    assert not (await last_said(r, 1)).HasField("save_hold")
+    assert not (await last_report(r, 1)).HasField("save_hold")
     client.hold_saves(HOLD)
-    report = await last_said(r, 2)
+    report = await last_report(r, 2)
     assert (report.step, report.phase) == (20, "step"), "without a step of its own"
     assert (report.save_hold.step, report.save_hold.reason, report.save_hold.host) == (20, "disk full", "a")
     await asyncio.sleep(60)
     client.progress(24, "step")
-    report = await last_said(r, 3)
+    report = await last_report(r, 3)
     assert report.step == 24
     assert 62_900 <= report.save_hold.held_ms <= 64_000, "it is as old as it is by now"
     client.hold_saves(None)
-    assert not (await last_said(r, 4)).HasField("save_hold")
+    assert not (await last_report(r, 4)).HasField("save_hold")
 
 
 @of_rank(2)
@@ -443,12 +443,12 @@ async def test_a_save_hold_is_recorded_once_despite_failovers_and_not_after_it_e
     r.serving.down()
     await asyncio.sleep(5)
     assert len(calls(r)) == 1, "told again to the replica that took over"
-    assert (await last_said(r, 1)).save_hold.step == 20, "and shown by it"
+    assert (await last_report(r, 1)).save_hold.step == 20, "and shown by it"
     client.hold_saves(None)
     await asyncio.sleep(1)
     r.serving.down()
     await asyncio.sleep(5)
-    assert (await last_said(r, 2)).HasField("save_hold") is False
+    assert (await last_report(r, 2)).HasField("save_hold") is False
     assert len(calls(r)) == 1, "what it had heard before, and nothing since"
 
 

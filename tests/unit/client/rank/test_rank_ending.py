@@ -98,7 +98,7 @@ async def test_a_rank_logs_that_it_waits_for_a_coordinator_to_receive_its_exit(
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told"),
+    ("refusal", "reported"),
     [
         (errors.StaleGeneration("a newer world"), True),
         (errors.JobDone("by the others"), True),
@@ -110,14 +110,14 @@ async def test_a_rank_logs_that_it_waits_for_a_coordinator_to_receive_its_exit(
 @pytest.mark.parametrize("before", [False, True])
 @of_rank()
 async def test_a_refused_exit_counts_as_delivered_only_if_newer_state_is_the_reason(
-    r: Rig, client: RankClient, refusal: errors.StrataError, told: bool, before: bool
+    r: Rig, client: RankClient, refusal: errors.StrataError, reported: bool, before: bool
 ) -> None:
     ended = Down(ended=Ended(error=pack(refusal)))
     if before:
         r.serving.send(ended)
         await asyncio.wait({r.running})
     r.serving.answer = lambda up: ended if up.WhichOneof("message") == "rank_exit" else None
-    assert await client._close(0, "why") is told
+    assert await client._close(0, "why") is reported
 
 
 def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseException | None]:

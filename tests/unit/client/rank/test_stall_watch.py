@@ -23,9 +23,9 @@ class Node:
     """A stall watch, with its reports, its stack requests and the ranks it killed."""
 
     def __init__(self, *, evict: bool = False) -> None:
-        self.told: list[RankProgress] = []
+        self.reported: list[RankProgress] = []
         self.requests: list[int] = []
-        self.first_asked = asyncio.Event()
+        self.first_request = asyncio.Event()
         self.dump_s = 0.1
         self.asking = 0
         self.at_once: list[int] = []
@@ -46,11 +46,11 @@ class Node:
         self.watch.watch(1)
 
     def _tell(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        self.told += ranks
+        self.reported += ranks
 
     async def _stack(self, rank: int) -> str | None:
         self.requests.append(rank)
-        self.first_asked.set()
+        self.first_request.set()
         self.asking += 1
         self.at_once.append(self.asking)
         await asyncio.sleep(self.dump_s)
@@ -79,7 +79,7 @@ class Node:
 
     @property
     def stalled(self) -> list[RankProgress]:
-        return [report for report in self.told if report.stalled_ms]
+        return [report for report in self.reported if report.stalled_ms]
 
 
 @asynccontextmanager
@@ -96,15 +96,15 @@ async def watched(*, evict: bool = False) -> AsyncIterator[Node]:
 @in_rig(watched)
 async def test_reports_are_passed_on_with_the_duration_of_steps(node: Node) -> None:
     await node.train(1, 4)
-    last = node.told[-1]
+    last = node.reported[-1]
     assert (last.step, last.usual_ms) == (4, 1_000)
     assert (round(last.step_us, -2), round(last.median_step_us, -2)) == (1_000_000, 1_000_000)
     for step, own_us in ((5, 7), (6, 9), (7, 50)):
         node.watch.on_progress(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
-    last = node.told[-1]
+    last = node.reported[-1]
     assert (last.step_us, last.median_step_us) == (50, 9), "what the rank itself measured counts"
     node.say(9, 3, generation=8)
-    assert node.told[-1].rank == 9, "of a generation that is not watched: passed on as it is"
+    assert node.reported[-1].rank == 9, "of a generation that is not watched: passed on as it is"
 
 
 @in_virtual_time()
@@ -115,11 +115,11 @@ async def test_a_save_hold_is_passed_on_and_logged_at_its_begin_and_end() -> Non
             await node.train(1, 4)
             for step in (5, 6):
                 node.watch.on_progress(1, [RankProgress(rank=0, step=step, phase="step", save_hold=hold)])
-            assert node.told[-1].save_hold == hold
+            assert node.reported[-1].save_hold == hold
             await asyncio.sleep(30)
             assert node.stalled[-1].save_hold == hold, "the word of its stall does not end the hold"
             node.say(0, 7)
-        assert not node.told[-1].HasField("save_hold")
+        assert not node.reported[-1].HasField("save_hold")
         assert [line["event"] for line in logs if "saves" in line["event"]] == [
             "rank.saves_held",
             "rank.saves_again",
@@ -141,7 +141,7 @@ async def test_a_stalled_rank_is_reported_once_with_its_stack_and_trace(node: No
     assert (report.trace_file, report.trace_bytes) == ("/traces/rank_1", 2048)
     assert node.requests == [1, 1], "when it is late, and when that is a stall"
     node.say(1, 6)
-    assert node.told[-1].stalled_ms == 0
+    assert node.reported[-1].stalled_ms == 0
 
 
 @in_rig(watched)
@@ -149,7 +149,7 @@ async def test_a_late_rank_is_reported_with_its_activity_before_it_is_stalled(no
     node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
     await node.train(3, 5)
     await asyncio.sleep(2.0 + 0.5 + 0.2)  # three usual steps, of which one has passed; a look; the stacks
-    late = [report for report in node.told if report.late_ms]
+    late = [report for report in node.reported if report.late_ms]
     found = {
         report.rank: (report.where, report.activity, report.process, report.stalled_ms) for report in late
     }
@@ -161,17 +161,17 @@ async def test_a_late_rank_is_reported_with_its_activity_before_it_is_stalled(no
     assert all(report.age_ms >= 3_000 for report in late)
     assert 2 not in node.requests, "a stopped process answers nothing"
     node.say(1, 6)
-    assert (node.told[-1].late_ms, node.told[-1].where, node.told[-1].process) == (0, "", "")
+    assert (node.reported[-1].late_ms, node.reported[-1].where, node.reported[-1].process) == (0, "", "")
 
 
 @in_rig(watched)
 async def test_a_rank_that_moves_while_its_stack_is_requested_is_not_late(node: Node) -> None:
     await node.train(1, 5)
-    await node.first_asked.wait()
+    await node.first_request.wait()
     node.say(0, 6)
-    told = len(node.told)
+    reported = len(node.reported)
     await asyncio.sleep(1)
-    assert not [each for each in node.told[told - 1 :] if each.late_ms or each.where]
+    assert not [each for each in node.reported[reported - 1 :] if each.late_ms or each.where]
 
 
 @in_rig(watched)
@@ -181,18 +181,18 @@ async def test_late_ranks_are_reported_before_their_stacks_arrive(
     node.dump_s, node.states = 3.0, {39: "stopped"}
     await node.train(40, 5)
     await asyncio.sleep(2.0)
-    node.told.clear()
+    node.reported.clear()
     await asyncio.sleep(POLL_S + 0.1)
-    first = {report.rank: report for report in node.told}
+    first = {report.rank: report for report in node.reported}
     assert set(first) == set(range(40))
     assert all(report.late_ms and not report.where for report in first.values())
     assert {rank for rank, report in first.items() if report.process} == {39}, "it is not asked anything"
     node.say(0, 6)  # it moves on, and stalls again while the other ranks' stacks are requested
-    node.told.clear()
+    node.reported.clear()
     await asyncio.sleep(3.0 + POLL_S + 0.1)
-    assert [report.rank for report in node.told if report.late_ms and not report.where] == [0]
+    assert [report.rank for report in node.reported if report.late_ms and not report.where] == [0]
     await asyncio.sleep(3.0 * 4)
-    last = {report.rank: report.where for report in node.told}
+    last = {report.rank: report.where for report in node.reported}
     assert {rank for rank, where in last.items() if where} == set(range(39))
 
 
@@ -202,7 +202,7 @@ async def test_stack_requests_to_many_ranks_are_limited(node: Node) -> None:
     await asyncio.sleep(12)
     assert len(node.stalled) == 40
     assert max(node.at_once) == STACKS
-    last = {report.rank: report for report in node.told}
+    last = {report.rank: report for report in node.reported}
     assert sum(1 for report in last.values() if report.stack) == STACKS
     assert {report.where for report in last.values()} == {"backward (train.py)"}, (
         "each was asked, some at a time"

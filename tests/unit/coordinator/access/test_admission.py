@@ -97,7 +97,7 @@ def config(credentials: Credentials, **more: Any) -> CoordinatorConfig:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "role", "said"),
+    ("cluster", "role", "printed"),
     [
         ("c", Role.COORDINATOR, ""),
         ("c", Role.MEMBER, "strata://c/member/r1"),
@@ -105,13 +105,13 @@ def config(credentials: Credentials, **more: Any) -> CoordinatorConfig:
     ],
 )
 def test_a_replica_needs_the_certificate_of_a_coordinator(
-    tmp_path: Path, cluster: str, role: Role, said: str
+    tmp_path: Path, cluster: str, role: Role, printed: str
 ) -> None:
     authority = Authority.create(tmp_path / "ca", cluster=cluster, now=NOW)
     authority.issue(tmp_path / "r1", role=role, id="r1", now=NOW)
     ca, cert, key = (tmp_path / "r1" / f"{name}.pem" for name in ("ca", "cert", "key"))
     mine = config(Credentials(ca_file=ca, cert_file=cert, key_file=key))
-    if not said:
+    if not printed:
         assert own_identity(mine, now=lambda: NOW) == own_identity(
             replace(mine, replica="r1"), now=lambda: NOW
         )
@@ -119,7 +119,7 @@ def test_a_replica_needs_the_certificate_of_a_coordinator(
             own_identity(replace(mine, replica="r2"), now=lambda: NOW)
         assert "--id r2" in raised.value.hint
         return
-    with pytest.raises(ConfigError, match=said) as raised:
+    with pytest.raises(ConfigError, match=printed) as raised:
         own_identity(mine, now=lambda: NOW)
     assert "--role coordinator" in raised.value.hint
 

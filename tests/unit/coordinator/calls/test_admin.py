@@ -24,7 +24,7 @@ from tests.unit.coordinator.rig import in_rig, rig
 from tests.unit.coordinator.serving_rig import Cluster, Node, cluster, in_cluster
 
 
-def asked(node: Node, *, last_seen: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
+def requested(node: Node, *, last_seen: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
     """Return the admin calls of this replica, with `heard` as its ready peers and seven sessions."""
     calls = AdminCalls(
         node.context, read, peer_ready=lambda instance: instance in last_seen, sessions=lambda: 7
@@ -38,7 +38,9 @@ async def test_the_status_names_the_replicas_the_leader_and_the_answering_replic
     await f.register(node, "w")
     await asyncio.sleep(2)
     ready_peer = leader.context.instance
-    answer = await asked(node, last_seen=[ready_peer]).answer("get_status", GetStatusRequest(), NO_SESSION)
+    answer = await requested(node, last_seen=[ready_peer]).answer(
+        "get_status", GetStatusRequest(), NO_SESSION
+    )
     assert answer.cluster == "default"
     assert answer.leader == leader.name
     assert answer.leader_epoch == leader.context.election.epoch
@@ -61,7 +63,7 @@ async def test_a_viewer_limited_to_jobs_gets_the_status_even_with_a_newer_token(
 ) -> None:
     limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
     ahead = Token(uid=node.context.mirror.uid, revision=10**9)
-    answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), NO_SESSION, limited)
+    answer = await requested(node).answer("get_status", GetStatusRequest(token=ahead), NO_SESSION, limited)
     assert (answer.jobs, answer.answered_by) == (0, node.name)
 
 
@@ -79,10 +81,10 @@ async def test_an_http_resource_is_served_over_grpc_up_to_the_size_limit() -> No
     async with cluster(idle=True) as f:
         node = await f.leader()
         with pytest.raises(Unavailable, match="this replica serves no resources"):
-            await get(asked(node), "/jobs")
-        assert len(await get(asked(node, read=read), "/200000")) == 200_000
+            await get(requested(node), "/jobs")
+        assert len(await get(requested(node, read=read), "/200000")) == 200_000
         with pytest.raises(QuotaExceeded, match="300000 bytes"):
-            await get(asked(node, read=read), "/300000")
+            await get(requested(node, read=read), "/300000")
 
 
 @in_virtual_time()

@@ -16,18 +16,18 @@ from tests.unit.coordinator.rig import in_rig
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Node, cluster
 
 
-def asked(node: Node) -> Calls:
+def requested(node: Node) -> Calls:
     calls = AdminCalls(node.context, None, peer_ready=lambda _instance: True, sessions=lambda: 0)
     return Calls(node.context.mirror, calls.rows(), cluster="default")
 
 
 async def status(node: Node) -> dict[str, ReplicaStatus]:
-    answer = await asked(node).answer("get_status", GetStatusRequest(), NO_SESSION)
+    answer = await requested(node).answer("get_status", GetStatusRequest(), NO_SESSION)
     return {each.replica: each for each in answer.replicas}
 
 
 async def forget(node: Node, name: str, identity: Identity | None = NO_SESSION) -> None:
-    await asked(node).answer("forget_coordinator", ForgetCoordinatorRequest(replica=name), None, identity)
+    await requested(node).answer("forget_coordinator", ForgetCoordinatorRequest(replica=name), None, identity)
 
 
 async def listed(node: Node, name: str) -> None:

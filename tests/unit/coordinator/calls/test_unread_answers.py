@@ -185,7 +185,7 @@ def hello(worker: str) -> Up:
     return Up(hello=Hello(member=Registration(job="job", worker_id=worker, boot="b", slots=1)))
 
 
-def asked(number: int) -> Up:
+def requested(number: int) -> Up:
     return Up(call=Call(id=number, list_checkpoints=ListCheckpointsRequest(job="job")))
 
 
@@ -204,7 +204,7 @@ async def test_unread_replies_on_sessions_are_limited_like_unread_answers(server
         most = 0
         for number in range(1, 61):
             for stream in streams:
-                slow.send(stream, asked(number))
+                slow.send(stream, requested(number))
             await asyncio.sleep(0.005)
             most = max(most, server.debts.total_bytes)
         await until(lambda: of(server, "refused") > 100)
@@ -221,7 +221,7 @@ async def test_a_member_that_reads_slowly_is_not_cut_off(server: Served) -> None
         stream = slow.call(SESSION, hello("w0"), more=True)
         await welcomed(server, "w0")
         for number in range(1, 4):
-            slow.send(stream, asked(number))
+            slow.send(stream, requested(number))
             for _ in range(10):  # each answer is read within half of the longest allowed time
                 slow.read(stream, size=32 << 10)
                 await asyncio.sleep(LIMITS.longest_s / 20)

@@ -29,7 +29,7 @@ async def asks(member: Member, action: int, **more: Any) -> worlds_pb2.StopNotic
     return reply.stop_job.notice
 
 
-async def told(member: Member) -> WorldUpdate:
+async def reported(member: Member) -> WorldUpdate:
     """Return this member's first update with a notice."""
 
     def found() -> list[WorldUpdate]:
@@ -54,7 +54,7 @@ async def test_a_preemption_notice_reaches_all_current_members_and_no_newcomer(
     notice = await asks(members[1], PREEMPT)
     assert (notice.generation, notice.action, notice.grace_ms) == (1, PREEMPT, 5000)
     for member in (*members, standby):
-        update = await told(member)
+        update = await reported(member)
         assert (update.notice.generation, update.notice.reason) == (1, "why")
     newcomer = await c.member("w9").connect("r2")
     assert not (await newcomer.world()).HasField("notice"), "it came after the notice"
@@ -88,7 +88,7 @@ async def test_a_drain_notice_reaches_all_ranks_and_later_only_the_drained_membe
     begun(c)
     await asks(members[0], DRAIN, worker_ids=[members[2].worker])
     for member in members:
-        assert list((await told(member)).notice.worker_ids) == [members[2].worker]
+        assert list((await reported(member)).notice.worker_ids) == [members[2].worker]
     await stops(members[2], 2)
     for member in (*members[:2], standby):
         update = await member.world(2)
@@ -106,7 +106,7 @@ async def test_a_pause_notice_reaches_all_members_and_requires_none_to_leave(
     begun(c)
     await asks(members[0], PAUSE)
     for rank, member in enumerate(members):
-        assert (await told(member)).notice.action == PAUSE
+        assert (await reported(member)).notice.action == PAUSE
         await stops(member, rank)
     for member in members:
         update = await member.world(2)

@@ -50,7 +50,7 @@ async def refused(call: Awaitable[object]) -> StrataError:
     return caught.value
 
 
-async def until_gone(c: Cluster, worker: str) -> float:
+async def until_removed(c: Cluster, worker: str) -> float:
     await c.alive[0].see(lambda view: view.get(JOB.worker(worker)) is None)
     return now()
 
@@ -63,7 +63,7 @@ async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death(c: Cluste
         await asyncio.sleep(DETECT_S * 0.9)
         assert (await client.heartbeat("r1")).world.generation <= 1
     silent = now()
-    assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
+    assert DETECT_S <= await until_removed(c, "w0") - silent < DETECT_S + 1.5
     with pytest.raises(NotFound, match="not registered"):
         await client.heartbeat("r1")
     before = client.incarnation
@@ -86,7 +86,7 @@ async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serve
     assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r1-1")
     assert entry.mod_revision <= before, "no heartbeat costs a write"
     silent = now()
-    assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
+    assert DETECT_S <= await until_removed(c, "w0") - silent < DETECT_S + 1.5
     with pytest.raises(NotFound):
         await client.heartbeat("r3")
 
@@ -141,7 +141,7 @@ async def test_a_hand_over_whose_caller_timed_out_counts_as_a_heartbeat(c: Clust
         await asyncio.sleep(DETECT_S * 0.8)
         await client.heartbeat("r2")
     silent = now()
-    assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
+    assert DETECT_S <= await until_removed(c, "w0") - silent < DETECT_S + 1.5
 
 
 @in_rig(cluster, members=9)
@@ -213,7 +213,7 @@ async def test_a_taken_name_is_a_conflict_and_a_replaced_member_is_stale(c: Clus
     with pytest.raises(Conflict):
         await Client(c, "w0", "another").register("r2")
     beating.cancel()
-    await until_gone(c, "w0")
+    await until_removed(c, "w0")
     await Client(c, "w0", "another").register("r2")
     with pytest.raises(StaleIncarnation):
         await client.heartbeat("r1")
@@ -394,7 +394,7 @@ async def test_bare_heartbeats_of_several_workers_make_one_world_that_outlives_e
     await c["r1"].see(_two_ranks)
     for _ in range(5):  # more losses than a job without a commit may have
         beats[1].cancel()
-        await until_gone(c, "w1")
+        await until_removed(c, "w1")
         beats[1] = asyncio.create_task(_bare_beat(client, "w1", "r3"))
         await c["r1"].see(_two_ranks)
     answer = await client.call("r1", "heartbeat", bare("w0"))

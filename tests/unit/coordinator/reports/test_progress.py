@@ -34,7 +34,7 @@ from tests.unit.coordinator.rig import now
 from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
 
-def said(rank: int, step: int, phase: str = "step", **more: object) -> RankProgress:
+def printed(rank: int, step: int, phase: str = "step", **more: object) -> RankProgress:
     return RankProgress(rank=rank, step=step, phase=phase, **more)  # type: ignore[arg-type]  # fields by name
 
 
@@ -50,16 +50,16 @@ def board() -> ProgressBoard:
 
 @in_virtual_time()
 async def test_a_stall_lasts_until_the_rank_reports_something_else(board: ProgressBoard) -> None:
-    board.note("j", 1, [said(0, 7)], own=True)
+    board.note("j", 1, [printed(0, 7)], own=True)
     await asyncio.sleep(30)
-    board.note("j", 1, [said(0, 7, age_ms=30_050, stalled_ms=30_050, stack="File train.py")], own=True)
+    board.note("j", 1, [printed(0, 7, age_ms=30_050, stalled_ms=30_050, stack="File train.py")], own=True)
     assert (one(board).stalled_ms, one(board).stack) == (30_000, "File train.py")
     assert board.phases("j", 1) == {0: "step, step 7, stalled for 30 s"}
     await asyncio.sleep(10)
     assert one(board).stalled_ms == 40_000, "it grows by itself"
-    board.note("j", 1, [said(0, 7, age_ms=40_000)], own=False)
+    board.note("j", 1, [printed(0, 7, age_ms=40_000)], own=False)
     assert one(board).stalled_ms == 40_000, "an older message by way of a peer ends nothing"
-    board.note("j", 1, [said(0, 8)], own=True)
+    board.note("j", 1, [printed(0, 8)], own=True)
     assert (one(board).stalled_ms, one(board).stack) == (0, "")
 
 
@@ -68,18 +68,18 @@ async def test_a_late_rank_s_activity_ends_when_it_moves_and_step_times_stay(
     board: ProgressBoard,
 ) -> None:
     times = StepTimes(compute_us=7, median_compute_us=8, steady_steps=9)
-    board.note("j", 1, [said(0, 7, step_times=times, usual_ms=500)], own=True)
+    board.note("j", 1, [printed(0, 7, step_times=times, usual_ms=500)], own=True)
     await asyncio.sleep(3)
-    late = said(0, 7, age_ms=3_000, late_ms=3_000, where="w" * 9999, activity="data", process="p" * 99)
+    late = printed(0, 7, age_ms=3_000, late_ms=3_000, where="w" * 9999, activity="data", process="p" * 99)
     board.note("j", 1, [late], own=True)
     await asyncio.sleep(1)
     known = one(board)
     assert (known.late_ms, known.usual_ms, known.activity) == (4_000, 500, "data"), "it grows by itself"
     assert (len(known.where), len(known.process)) == (MAX_WHERE_CHARS, MAX_WORD_CHARS)
     assert known.step_times == times
-    board.note("j", 1, [said(0, 7, age_ms=4_000)], own=False)
+    board.note("j", 1, [printed(0, 7, age_ms=4_000)], own=False)
     assert one(board).late_ms == 4_000, "an older message by way of a peer ends nothing"
-    board.note("j", 1, [said(0, 8, step_times=StepTimes(compute_us=-5))], own=True)
+    board.note("j", 1, [printed(0, 8, step_times=StepTimes(compute_us=-5))], own=True)
     assert (one(board).late_ms, one(board).where, one(board).process) == (0, "", "")
     assert one(board).step_times.compute_us == 0
 
@@ -87,22 +87,22 @@ async def test_a_late_rank_s_activity_ends_when_it_moves_and_step_times_stay(
 @in_virtual_time()
 async def test_a_save_hold_lasts_until_a_newer_report_without_one(board: ProgressBoard) -> None:
     hold = SaveHold(step=20, held_ms=5000, reason="disk full", host="a")
-    board.note("j", 1, [said(0, 20)], own=True)
+    board.note("j", 1, [printed(0, 20)], own=True)
     await asyncio.sleep(1)
-    board.note("j", 1, [said(0, 20, save_hold=hold)], own=True)
+    board.note("j", 1, [printed(0, 20, save_hold=hold)], own=True)
     await asyncio.sleep(10)
     assert one(board).save_hold == hold
     assert one(board).age_ms == 10_000, "so it is held for 15 s by now"
-    board.note("j", 1, [said(0, 20, age_ms=10_900)], own=False)
+    board.note("j", 1, [printed(0, 20, age_ms=10_900)], own=False)
     assert one(board).HasField("save_hold"), "an older word by way of a peer ends nothing"
-    board.note("j", 1, [said(0, 24, save_hold=hold)], own=True)
+    board.note("j", 1, [printed(0, 24, save_hold=hold)], own=True)
     assert one(board).HasField("save_hold")
-    board.note("j", 1, [said(0, 24)], own=True)
+    board.note("j", 1, [printed(0, 24)], own=True)
     assert not one(board).HasField("save_hold"), "it ends without a step"
-    board.note("j", 1, [said(0, 24, age_ms=500, save_hold=hold)], own=False)
+    board.note("j", 1, [printed(0, 24, age_ms=500, save_hold=hold)], own=False)
     assert not one(board).HasField("save_hold")
     board.note(
-        "j", 1, [said(1, 1, save_hold=SaveHold(held_ms=-1, reason="x" * 9999, host="h" * 9999))], own=True
+        "j", 1, [printed(1, 1, save_hold=SaveHold(held_ms=-1, reason="x" * 9999, host="h" * 9999))], own=True
     )
     bounded = one(board, 1).save_hold
     assert (bounded.held_ms, len(bounded.reason), len(bounded.host)) == (0, MAX_REASON_CHARS, MAX_HOST_CHARS)
@@ -111,21 +111,21 @@ async def test_a_save_hold_lasts_until_a_newer_report_without_one(board: Progres
 @in_virtual_time()
 async def test_stored_stacks_and_texts_are_bounded(board: ProgressBoard) -> None:
     for rank in range(MAX_STACKS + 10):
-        board.note("j", 1, [said(rank, 100 - rank % 2, stalled_ms=1, stack="x" * 99_999)], own=True)
+        board.note("j", 1, [printed(rank, 100 - rank % 2, stalled_ms=1, stack="x" * 99_999)], own=True)
     kept = [r for r in board.ranks("j", 1, range(1000)) if r.stack]
     assert len(kept) == MAX_STACKS
     assert {r.step for r in board.ranks("j", 1, range(1000)) if not r.stack} == {100}, (
         "those ahead lose theirs"
     )
     assert max(len(r.stack) for r in kept) == MAX_STACK_CHARS
-    board.note("j", 1, [said(0, -1, stalled_ms=-5, step_us=-1, trace_file="/" * 9999)], own=True)
+    board.note("j", 1, [printed(0, -1, stalled_ms=-5, step_us=-1, trace_file="/" * 9999)], own=True)
     assert one(board).step_us == 0
 
 
 @in_virtual_time()
 async def test_news_is_sent_in_messages_of_bounded_size(board: ProgressBoard) -> None:
-    board.note("j", 1, [said(r, 1, stalled_ms=1, stack="x" * 4000) for r in range(64)], own=True)
-    board.note("j", 1, [said(r, 1, "p" * 64, trace_file="/" * 500) for r in range(100, 3000)], own=True)
+    board.note("j", 1, [printed(r, 1, stalled_ms=1, stack="x" * 4000) for r in range(64)], own=True)
+    board.note("j", 1, [printed(r, 1, "p" * 64, trace_file="/" * 500) for r in range(100, 3000)], own=True)
     devices = [DeviceStatus(index=i, name="H200", fault="f" * 200) for i in range(8)]
     for worker in range(500):
         board.note_devices("j", MemberDevices(worker_id=f"w{worker}", devices=devices), own=True)

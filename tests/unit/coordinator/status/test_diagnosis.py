@@ -14,7 +14,7 @@ from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job
 
 
-class Heard:
+class Received:
     """Reports of two stalled ranks, of which rank 0 has arrived at a barrier."""
 
     def __init__(self, barrier: str, generation: int) -> None:
@@ -39,5 +39,5 @@ def test_a_rank_in_the_background_compare_barrier_does_not_count_as_waiting(
     barrier: str, suspects: tuple[int, ...]
 ) -> None:
     job = Job(a=1, b=1).store.job()
-    found = diagnose_job(Heard(barrier, not_none(job.head()).record.generation), job)
+    found = diagnose_job(Received(barrier, not_none(job.head()).record.generation), job)
     assert found.suspects == suspects

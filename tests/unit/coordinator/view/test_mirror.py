@@ -302,24 +302,24 @@ async def test_an_audit_finds_lost_events_counts_and_repairs_them() -> None:
         assert await r.mirror.audit() == 0
 
 
-async def replace_cluster(replacement: bytes | None, *, told: bool) -> None:
+async def replace_cluster(replacement: bytes | None, *, reported: bool) -> None:
     store = Forgetful()
     async with rig(store) as r:
-        store.forgets = not told
+        store.forgets = not reported
         if replacement is None:
             r.delete("uid")
         else:
             put(r.store, KEYS.uid, replacement)
-        await (asyncio.Event().wait() if told else r.mirror.fresh())
+        await (asyncio.Event().wait() if reported else r.mirror.fresh())
 
 
 @pytest.mark.parametrize("replacement", [encode(ClusterUid(uid="another")), None])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_another_uid_ends_the_mirror_whether_a_watch_or_a_read_finds_it(
-    replacement: bytes | None, told: bool
+    replacement: bytes | None, reported: bool
 ) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        virtual_time.run(replace_cluster(replacement, told=told))
+        virtual_time.run(replace_cluster(replacement, reported=reported))
     assert caught.group_contains(ClusterReplaced)
 
 

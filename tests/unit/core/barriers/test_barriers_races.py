@@ -45,7 +45,7 @@ class Race:
         carry_out(self.store, self.epoch)
         self.replicas = [Replica(Observer(self.store)) for _ in range(REPLICAS)]
         self.results: dict[tuple[int, int], BarrierOutcome] = {}
-        self.told: dict[tuple[int, int], set[int]] = {}
+        self.reported: dict[tuple[int, int], set[int]] = {}
         """By rank and generation: the rounds whose outcome the rank received."""
 
     def generation(self) -> int:
@@ -53,7 +53,7 @@ class Race:
 
     def round_of(self, rank: int) -> int:
         """Return the rank's next round: the one after the newest outcome it received."""
-        rounds = self.told.get((rank, self.generation()), set())
+        rounds = self.reported.get((rank, self.generation()), set())
         return max(rounds, default=0) + 1
 
     def arrive(self, rank: int, at: int, timeout_ms: int) -> None:
@@ -63,7 +63,7 @@ class Race:
         end = ended(replica.observer.job, key)
         if end is not None:
             assert not isinstance(end, StrataError), f"{key} was lost: {end}"
-            self.told.setdefault((rank, generation), set()).add(key.round)
+            self.reported.setdefault((rank, generation), set()).add(key.round)
             return
         sent = Arrival(
             job="job",

@@ -127,11 +127,11 @@ class Race(Job):
         author = not_none(self.author_of(self.store.job(), 0))
         held = self.store.job().checkpoint(step, author.generation)
         latest = self.store.job().latest()
-        gone_by = latest is not None and (author.generation, step) < (
+        removed_by = latest is not None and (author.generation, step) < (
             latest.record.generation,
             latest.record.step,
         )
-        if gone_by or (held is not None and held.record.state is not CheckpointState.OPEN):
+        if removed_by or (held is not None and held.record.state is not CheckpointState.OPEN):
             return
         self.attempts += 1
         before = self.store.job()

@@ -159,8 +159,8 @@ def test_a_rank_whose_agent_stops_reporting_is_silent() -> None:
 
 def test_a_late_rank_without_a_stack_yet_is_neither_silent_nor_blamed() -> None:
     def ranks(activity: str, where: str, *, phase: str = "step") -> list[RankReport]:
-        asked = late(2, activity, where=where, age_ms=4_600, host="b", phase=phase)
-        return [asked if r == 2 else late(r, age_ms=4_600, phase=phase) for r in range(4)]
+        requested = late(2, activity, where=where, age_ms=4_600, host="b", phase=phase)
+        return [requested if r == 2 else late(r, age_ms=4_600, phase=phase) for r in range(4)]
 
     assert not diagnose(ranks("", "")).findings, "its agent has a word of it, so it is not silent"
     assert not diagnose(ranks("", "", phase="save")).findings, (

@@ -164,7 +164,9 @@ def test_a_common_change_of_pace_blames_no_rank_even_with_stale_reports(
             if each.times is not None:
                 known[rank].append(each.times)
         seen = {
-            rank: told[-1 - min(len(told) - 1, chance.randrange(8))] for rank, told in known.items() if told
+            rank: reported[-1 - min(len(reported) - 1, chance.randrange(8))]
+            for rank, reported in known.items()
+            if reported
         }
         assert stragglers(seen) == [], step
 

@@ -18,7 +18,7 @@ FAR = LEADER.raft_index - MAX_BEHIND - 1
 
 
 @pytest.mark.parametrize(
-    ("candidates", "chosen", "said"),
+    ("candidates", "chosen", "printed"),
     [
         ([LEADER, SECOND, THIRD], "h2:2379", "etcd-2 is a healthy follower"),
         ([THIRD, SECOND, LEADER], "h2:2379", "etcd-2 is a healthy follower"),
@@ -37,14 +37,14 @@ FAR = LEADER.raft_index - MAX_BEHIND - 1
         ([SECOND, replace(THIRD, raft_index=FAR)], "h2:2379", "healthy follower"),
     ],
 )
-def test_a_healthy_member_is_chosen(candidates: list[Candidate], chosen: str, said: str) -> None:
+def test_a_healthy_member_is_chosen(candidates: list[Candidate], chosen: str, printed: str) -> None:
     choice = choose_member(candidates)
     assert choice.endpoint == chosen
-    assert said in choice.reason
+    assert printed in choice.reason
 
 
 @pytest.mark.parametrize(
-    ("candidates", "said"),
+    ("candidates", "printed"),
     [
         ([], "no etcd endpoint is known"),
         ([SILENT], "h2:2379: it does not answer"),
@@ -61,8 +61,8 @@ def test_a_healthy_member_is_chosen(candidates: list[Candidate], chosen: str, sa
     ],
 )
 def test_without_a_healthy_member_each_etcd_members_fault_is_reported(
-    candidates: list[Candidate], said: str
+    candidates: list[Candidate], printed: str
 ) -> None:
     choice = choose_member(candidates)
     assert choice.endpoint is None
-    assert said in choice.reason
+    assert printed in choice.reason

@@ -23,7 +23,7 @@ def job() -> Job:
 
 
 @pytest.mark.parametrize(
-    ("held", "asked", "holds"),
+    ("held", "requested", "holds"),
     [
         ((DRAIN, "w0", 50), (DRAIN, "w1", 60), (DRAIN, "w0 w1", 50)),
         ((DRAIN, "w0", 50), (DRAIN, "w0 w1", 40), (DRAIN, "w0 w1", 40)),
@@ -41,9 +41,9 @@ def job() -> Job:
         ((PAUSE, "", 50), (PREEMPT, "", 0), (PREEMPT, "", 0)),
     ],
 )
-def test_one_notice_merges_all_stop_requests(job: Job, held: Any, asked: Any, holds: Any) -> None:
+def test_one_notice_merges_all_stop_requests(job: Job, held: Any, requested: Any, holds: Any) -> None:
     written = []
-    for action, names, grace_ms in (held, asked, asked, held):
+    for action, names, grace_ms in (held, requested, requested, held):
         job.stop(action, *names.split(), grace_ms=grace_ms, now=not grace_ms)
         written.append(job.store.revision)
     assert written[0] <= written[1] <= written[0] + 1

@@ -24,7 +24,7 @@ from tests.cluster_fixtures import ROOT
 from tests.torchrun_agents import entry_points
 
 
-def said(program: str, paths: tuple[Path, ...] = ()) -> str:
+def printed(program: str, paths: tuple[Path, ...] = ()) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *paths)))}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, text=True, env=env
@@ -37,7 +37,7 @@ def test_the_entry_point_imports_neither_grpc_nor_torch() -> None:
         "import sys; from strata.integrations.torchrun import handler; handler();"
         "print([name for name in ('grpc', 'torch', 'google.protobuf', 'structlog') if name in sys.modules])"
     )
-    assert said(program) == "[]"
+    assert printed(program) == "[]"
 
 
 @pytest.mark.usefixtures("torch_installed")
@@ -48,7 +48,7 @@ def test_torch_finds_the_backend_and_loads_no_grpc_for_it(tmp_path: Path) -> Non
         "from strata.integrations.torchrun import create\n"
         "print(registry._registry['strata'] is create, 'grpc' in sys.modules)"
     )
-    assert said(program, (entry_points(tmp_path),)) == "True False"
+    assert printed(program, (entry_points(tmp_path),)) == "True False"
 
 
 @pytest.mark.usefixtures("torch_installed")

@@ -56,7 +56,7 @@ def ended(starter: Starter, log: Path, environment: dict[str, str]) -> tuple[int
             os.dup2(file.fileno(), 2)
             starter.prepare(1)
             if isinstance(starter, WarmStarter):
-                said_hello(starter)
+                sent_hello(starter)
             started = starter.start(environment, name="rank 0")
     finally:
         for number, copy in enumerate(saved, 1):
@@ -66,7 +66,7 @@ def ended(starter: Starter, log: Path, environment: dict[str, str]) -> tuple[int
     return started.child.join(LIMIT_S), log.read_text()
 
 
-def said_hello(starter: WarmStarter) -> Child:
+def sent_hello(starter: WarmStarter) -> Child:
     """Return the warm process, once it has sent its first byte."""
     (spare,) = starter._spares
     spare.link.setblocking(True)
@@ -146,8 +146,8 @@ def test_without_a_spare_process_a_rank_starts_cold(folder: Path) -> None:
     (folder / "train.py").write_text("print('ran')\n")
     starter = warm(sys.executable, "train.py")
     starter.prepare(1)
-    said_hello(starter).kill()
-    said_hello(starter).join(LIMIT_S)
+    sent_hello(starter).kill()
+    sent_hello(starter).join(LIMIT_S)
     started = starter.start(os.environ, name="rank 0")
     assert (started.child.join(LIMIT_S), started.warm) == (0, False)
     assert not starter._spares
@@ -279,7 +279,7 @@ async def test_output_of_a_warm_process_before_it_is_a_rank_is_labelled_warm(fol
     starter = WarmStarter.of(command, modules=("chatty",), inherited=inherited, outputs=outputs)
     assert starter is not None
     starter.prepare(1)
-    said_hello(starter)
+    sent_hello(starter)
     assert os.read(ends[1][0], 4096) == b"[warm] imported\n"
     started = starter.start(inherited, name="rank 2")
     assert started.warm

@@ -28,10 +28,10 @@ class Ranks:
     def __init__(self, others: bytes = b"able", fails: StrataError | None = None) -> None:
         self.others = others
         self.fails = fails
-        self.told: list[bytes] = []
+        self.reported: list[bytes] = []
 
     def barrier(self, name: str, payload: bytes, *, timeout_s: float) -> dict[int, bytes]:
-        self.told.append(payload)
+        self.reported.append(payload)
         if self.fails is not None:
             raise self.fails
         return {0: payload, 1: self.others, 2: self.others}
@@ -189,7 +189,7 @@ def test_a_module_other_than_plain_ddp_is_left_alone(
     it = buckets({"model": module}, ranks)
     monkeypatch.setattr(torch.autograd, "backward", lambda *_: pytest.fail("there was a backward pass"))
     it.begin()
-    assert ranks.told == [b"unable"]
+    assert ranks.reported == [b"unable"]
     assert json.loads(it.saved()) == [ORDER], "what was saved is saved again"
     assert kept is not None
 
@@ -210,7 +210,7 @@ def test_an_order_that_does_not_fit_the_parameters_is_not_applied(saved: list[in
     ddp = wrap(net())
     ranks = Ranks()
     buckets({"model": ddp.module}, ranks, order=saved).begin()
-    assert ranks.told == [b"unable"]
+    assert ranks.reported == [b"unable"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_an_order_that_does_not_fit_the_parameters_is_not_applied(saved: list[in
 def test_the_bucket_order_is_restored_only_if_all_ranks_can(ranks: Ranks) -> None:
     ddp = wrap(net())
     buckets({"model": ddp.module}, ranks).begin()
-    assert ranks.told == [b"able"]
+    assert ranks.reported == [b"able"]
     assert not any(ddp.reducer.get_backward_stats())
 
 
@@ -229,7 +229,7 @@ def test_ranks_exchange_nothing_without_a_checkpoint_or_with_only_two_ranks() ->
     pair.world_size = 2
     buckets({"model": ddp.module}, fresh, restored=False).begin()
     buckets({"model": ddp.module}, pair).begin()
-    assert (fresh.told, pair.told) == ([], [])
+    assert (fresh.reported, pair.reported) == ([], [])
 
 
 def test_the_order_is_saved_once_ddp_has_rebuilt_its_buckets() -> None:

@@ -114,11 +114,11 @@ def test_an_ordinary_loader_is_fast_forwarded_and_the_log_reports_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     at = Position(epoch_batches=2)
-    for before, told in ((2, 1), (4, 2), (None, 1)):
+    for before, reported in ((2, 1), (4, 2), (None, 1)):
         caplog.clear()
         feed = OrdinaryFeed(batches(4), 1, 2, before=before)
         assert [fed.batch.tolist() for fed in feed.epoch(at)] == [[4, 5], [6, 7]]
-        assert len(caplog.records) == told
+        assert len(caplog.records) == reported
     assert list(OrdinaryFeed(batches(1), 1, 1).epoch(at)) == []
 
 
@@ -187,18 +187,18 @@ class Scripted(Alone):
         return {0: payload or b"", 1: outcome}
 
 
-def told(batches: int) -> bytes:
+def reported(batches: int) -> bytes:
     return b'{"v":1,"batches":%d}' % batches
 
 
 def test_a_rank_that_is_late_with_its_loader_is_waited_for() -> None:
     late = BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
-    assert Lengths(Scripted(late, late, told(3))).shortest(5) == 3
+    assert Lengths(Scripted(late, late, reported(3))).shortest(5) == 3
 
 
 def test_agreed_lengths_are_kept_while_the_coordinators_are_lost() -> None:
     """Otherwise a rank would wait alone in a collective once the coordinators are lost."""
-    lengths = Lengths(Scripted(told(3), Unavailable("no outcome")))
+    lengths = Lengths(Scripted(reported(3), Unavailable("no outcome")))
     assert [lengths.shortest(5) for _ in range(3)] == [3, 3, 3]
 
 

@@ -32,19 +32,19 @@ class Recorder:
     """A hook that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[tuple[str, int]] = []
 
     def begins(self, step: int) -> None:
-        self.told.append(("begins", step))
+        self.reported.append(("begins", step))
 
     def completed(self, step: int) -> None:
-        self.told.append(("completed", step))
+        self.reported.append(("completed", step))
 
     def closing(self) -> None:
         pass
 
     def closed(self) -> None:
-        self.told.append(("closed", 0))
+        self.reported.append(("closed", 0))
 
 
 def batches(count: int = 6, size: int = 2) -> list[np.ndarray[Any, Any]]:
@@ -63,7 +63,7 @@ def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
         seen = [(run.begun, run.step, batch.tolist()) for batch in run.steps(batches(3))]
     assert seen == [(1, 0, [0, 1]), (2, 1, [2, 3]), (3, 2, [4, 5])]
     calls = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
-    assert recorder.told == [*calls, ("begins", 3), ("completed", 3), ("closed", 0)]
+    assert recorder.reported == [*calls, ("begins", 3), ("completed", 3), ("closed", 0)]
     assert run.position == Position(step=3, epoch_samples=6, epoch_batches=3, samples=6)
 
 
@@ -205,7 +205,7 @@ def test_a_custom_loop_completes_its_steps_by_step_done(tmp_path: Path) -> None:
         run.step_done(samples=10)
         assert (run.step, run.begun, run.position.samples) == (2, 3, 20)
         calls = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2), ("begins", 3)]
-        assert recorder.told == calls
+        assert recorder.reported == calls
     with started(tmp_path) as again:
         assert (again.step, again.position.samples) == (2, 20)
 
@@ -346,8 +346,8 @@ def test_an_earlier_failure_does_not_keep_the_last_step_from_being_saved(
     assert info is not None
     assert info.wait(20).committed
     run.abandon("the end", code=0)
-    told = "a save was lost as well: the disk was full" in caplog.text
-    assert told == (what == "a save"), "which the last save does not hide"
+    reported = "a save was lost as well: the disk was full" in caplog.text
+    assert reported == (what == "a save"), "which the last save does not hide"
 
 
 def test_a_common_save_waits_for_all_ranks_and_earlier_saves_unless_over(

@@ -44,7 +44,7 @@ class Pair(Alone):
         super().__init__(world_size=1)
         self.other = other
         self.arrive = arrive
-        self.told: list[bytes] = []
+        self.reported: list[bytes] = []
 
     def barrier(
         self,
@@ -54,7 +54,7 @@ class Pair(Alone):
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        self.told.append(payload or b"")
+        self.reported.append(payload or b"")
         self.arrive()
         return {0: payload or b"", 1: self.other}
 
@@ -90,7 +90,7 @@ def test_the_next_save_is_planned_by_the_slowest_rank(manager: CheckpointManager
     ledger.enter(STEP, time.now_s)
     time.now_s += 5.0  # half a second a step
     info = made.save(state, Position(step=10), {"seed": 1}, patient=True).wait(20)
-    assert json.loads(context.told[0])["step_s"] == 0.5
+    assert json.loads(context.reported[0])["step_s"] == 0.5
     assert made.plan.interval == 30
     assert state[OWN_KEY]["loader"] == {"seed": 1}
     assert (state[OWN_KEY]["step"], state[OWN_KEY]["pace"]["step_s"]) == (10, 2.0)
@@ -126,7 +126,7 @@ def test_the_cost_of_a_save_excludes_the_time_until_the_next_save(
     time.now_s += 600.0
     assert made.expected_s() == pytest.approx(4.0), "the copy and the commit, once all are there"
     made.save(state, Position(step=2), {}, patient=True)
-    payload = json.loads(context.told[1])
+    payload = json.loads(context.reported[1])
     assert (payload["save_s"], payload["commit_s"]) == (0.25, 4.0)
     manager.close()
 
@@ -141,7 +141,7 @@ def test_a_rank_that_is_late_is_waited_for(manager: CheckpointManager) -> None:
     context = Pair(other=payload_of(Pace()), arrive=arrive)
     made, _ = saves(context, manager, Time())
     made.save({}, Position(step=1), {}, patient=True)
-    assert len(context.told) == 3
+    assert len(context.reported) == 3
     rounds = iter([True])
     with pytest.raises(BarrierTimeout):
         made.save({}, Position(step=2), {}, patient=False)
@@ -157,7 +157,7 @@ def test_only_a_due_save_needs_the_coordinators(
     context = Pair(other=payload_of(Pace()), arrive=arrive)
     made, _ = saves(context, manager, Time(), Rule(every_steps=5))
     assert [made.due(step) for step in range(1, 6)] == [False] * 4 + [True]
-    assert context.told == []
+    assert context.reported == []
     with pytest.raises(Unavailable):
         made.save({}, Position(step=5), {}, patient=True)
     assert made.saved_step == 0
@@ -217,7 +217,7 @@ def test_all_ranks_save_if_one_is_at_its_end_despite_a_held_save(
     made, _ = saves(context, manager, Time())
     if who == "here":
         info: CheckpointInfo | None = made.save({}, Position(step=10), {}, patient=True)
-        assert json.loads(context.told[0])["must"]
+        assert json.loads(context.reported[0])["must"]
     else:
         info = made.save_unless_held({}, Position(step=10), {}, patient=True)
     assert info is not None
@@ -281,6 +281,6 @@ def test_a_rank_reports_the_reason_for_holding_a_save(
     made, _ = saves(context, manager, Time())
     for step in (10, 20):
         assert made.save_unless_held({}, Position(step=step), {}, patient=True) is None
-    assert [json.loads(payload)["held"] for payload in context.told] == ["disk full on host a"] * 2
+    assert [json.loads(payload)["held"] for payload in context.reported] == ["disk full on host a"] * 2
     assert limits == [BUFFER_WAIT_S, 0.0], "only the first time it waits for the saves in flight"
     manager.close()

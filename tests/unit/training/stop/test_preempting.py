@@ -190,14 +190,16 @@ def test_a_signal_in_an_ended_world_is_obeyed_without_a_request(room: Room) -> N
     assert context.requests == []
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(room: Room, heard: bool) -> None:
+@pytest.mark.parametrize("received", [True, False])
+def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(
+    room: Room, received: bool
+) -> None:
     """The leader writes the next head at the commit, while the commit marker may still be on its way to storage."""
     context = Asking(room, 0)
     context.answer = StaleGeneration("the world is generation 2")
     it = preemption(context)
     it._stopper.saving = True
-    if heard:
+    if received:
         room.next_world()
     assert it._signalled(TERM)
     it._stopper.saving = False

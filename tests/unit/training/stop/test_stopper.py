@@ -36,7 +36,7 @@ from tests.unit.training.trainers import (
 
 
 @pytest.fixture(autouse=True)
-def _told(caplog: pytest.LogCaptureFixture) -> None:
+def _reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="strata.training")
 
 
@@ -72,27 +72,27 @@ def test_a_rank_that_receives_the_notice_late_stops_at_the_common_step(tmp_path:
     room.deaf = {1}
     trainers, met = training(room, tmp_path)
     notice = room.notice(STOP_ACTION_PREEMPT)
-    heard_at = trainers[0].run_.step
+    received_at = trainers[0].run_.step
     reached = threading.Event()
 
     def far() -> None:
-        if trainers[0].run_.step > heard_at + 50:
+        if trainers[0].run_.step > received_at + 50:
             reached.set()
 
     met._action = far  # type: ignore[attr-defined]  # the last rank to arrive calls it in each step
     assert reached.wait(LIMIT_S)
     room.hear(1, notice)
     joined(trainers)
-    assert trainers[0].run_.step == trainers[1].run_.step > heard_at + 50
+    assert trainers[0].run_.step == trainers[1].run_.step > received_at + 50
     assert all(trainer.saved() == [trainer.run_.step] for trainer in trainers)
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "cost_s", "said"),
+    ("grace_s", "cost_s", "printed"),
     [(30.0, 31.0, "a save takes longer than the time that is left")],
 )
 def test_a_save_that_exceeds_the_grace_is_skipped_with_an_error(
-    grace_s: float, cost_s: float, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    grace_s: float, cost_s: float, printed: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = Room(2)
     trainers, _ = training(room, tmp_path, cost_s=cost_s)
@@ -100,7 +100,7 @@ def test_a_save_that_exceeds_the_grace_is_skipped_with_an_error(
     for trainer in joined(trainers):
         assert isinstance(trainer.ended_by, Preempted)
         assert trainer.saved() == []
-        assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED: {said}" in caplog.text
+        assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED: {printed}" in caplog.text
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
     assert room.rounds.keys() & {("strata.save", 1)} == set(), "none of them comes to a save"
@@ -170,10 +170,10 @@ def test_only_the_drained_rank_leaves_and_the_others_wait_for_the_next_world(tmp
 def test_only_a_remaining_rank_waits_out_an_outage_in_the_common_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, told = Room(2), dict[int, list[bool]]()
+    room, reported = Room(2), dict[int, list[bool]]()
     trainers, _ = training(room, tmp_path)
     for trainer in trainers:
-        stood = told[trainer.context.rank] = []
+        stood = reported[trainer.context.rank] = []
         monkeypatch.setattr(
             trainer.run_.checkpoints, "stand", lambda stands, stood=stood: stood.append(stands())
         )
@@ -181,7 +181,7 @@ def test_only_a_remaining_rank_waits_out_an_outage_in_the_common_save(
     trainers[1].join(LIMIT_S)
     room.next_world()
     joined(trainers)
-    assert told == {0: [True, False], 1: [False, False]}
+    assert reported == {0: [True, False], 1: [False, False]}
 
 
 def test_a_rank_that_waits_for_the_common_save_reports_it(

@@ -36,7 +36,7 @@ from tests.unit.training.trainers import (
 
 
 @pytest.fixture(autouse=True)
-def _told(caplog: pytest.LogCaptureFixture) -> None:
+def _reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="strata.training")
 
 
@@ -56,7 +56,7 @@ def test_a_leaving_rank_exits_at_its_deadline_even_if_other_ranks_are_missing(
         holding(trainer)
     end.set()
     trainer.clock_s = 29.5
-    assert told(caplog, "the grace is nearly over")
+    assert reported(caplog, "the grace is nearly over")
     assert trainer.is_alive()
     trainer.clock_s = 30.0
     joined([trainer])
@@ -80,7 +80,7 @@ def test_a_process_stuck_in_a_step_is_ended_soon_after_its_deadline(
     joined([trainer])
 
 
-def told(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+def reported(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     deadline = time.monotonic() + LIMIT_S
     while text not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -131,7 +131,7 @@ def test_a_remaining_rank_whose_save_is_aborted_waits_for_the_next_world(
     monkeypatch.setattr(trainer.run_.checkpoints, "save_state", aborted)
     room.notice(STOP_ACTION_SCALE)
     end.set()
-    assert told(caplog, "IS SKIPPED: another rank gave it up")
+    assert reported(caplog, "IS SKIPPED: another rank gave it up")
     assert trainer.is_alive()
     room.next_world()
     joined([trainer])
@@ -149,7 +149,7 @@ def test_a_hanging_storage_does_not_delay_the_stop(
         hangs.set()
         over.wait()
 
-    def asked_in_the_second_step(step: int) -> None:
+    def requested_in_the_second_step(step: int) -> None:
         if step == 2:
             assert hangs.wait(LIMIT_S)
             trainer.run_.saves.plan = replace(trainer.run_.saves.plan, step=10**9)
@@ -157,7 +157,7 @@ def test_a_hanging_storage_does_not_delay_the_stop(
             decided(trainer)
             threading.Timer(0.5, lambda: setattr(trainer, "clock_s", 1.0)).start()
 
-    trainer = Trainer(room, 0, tmp_path, save_every_steps=1, before_step=asked_in_the_second_step)
+    trainer = Trainer(room, 0, tmp_path, save_every_steps=1, before_step=requested_in_the_second_step)
     save_state = trainer.run_.checkpoints.save_state
     monkeypatch.setattr(
         trainer.run_.checkpoints, "save_state", lambda state, **more: save_state(state, progress=held, **more)
@@ -211,10 +211,10 @@ def test_the_end_of_a_run_is_reported_before_its_session_ends(tmp_path: Path) ->
             order.append("said")
         return barrier(name, *arguments, **more)
 
-    def closed(**told: Any) -> None:
+    def closed(**reported: Any) -> None:
         order.append("left")
         left.set()
-        close(**told)
+        close(**reported)
 
     trainer.context.barrier, trainer.context.close = slow, closed  # type: ignore[method-assign]
     trainer.start()
