@@ -28,8 +28,8 @@ from strata.controlplane.record import record_backup
 from strata.controlplane.snapshot import SnapshotDigest
 from strata.controlplane.source import Source, check_unchanged, find_source
 from strata.core.kv.keys import ClusterKeys
-from strata.core.restore.backup_record import Backup
 from strata.core.restore.backup_rotation import Part, StoredFile
+from strata.core.restore.records import Backup
 from strata.errors import StrataError
 from strata.etcd import EtcdStore
 

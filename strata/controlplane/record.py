@@ -8,7 +8,7 @@ from strata.core.kv.codec import PoisonRecord, decode, encode
 from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.store import Store
 from strata.core.kv.txn import Compare, KeyValue, Op, Put, Range, Target, Txn, unchanged
-from strata.core.restore.backup_record import Backup
+from strata.core.restore.records import Backup
 from strata.errors import Refused
 
 _ATTEMPTS: Final = 3

@@ -39,7 +39,7 @@ from strata.core.kv.txn import (
     unchanged,
 )
 from strata.core.restore.lineage import lineage, successor
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.errors import Conflict, Refused, Unavailable
 
 MAX_OPS: Final = 100

@@ -25,6 +25,7 @@ from strata.core.job import JobView
 from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.store import Store
 from strata.core.timing import Timing
+from strata.errors import NotFound
 
 ReadResource = Callable[[str, Identity | None], Awaitable[bytes]]
 """Returns the resource at a path of the HTTP API. Raises an error if there is none, or the caller may not read it."""
@@ -85,3 +86,13 @@ class Serving(Protocol):
     async def stop(self) -> None:
         """Accept no new session, end the open ones so that their members connect to other replicas, close the port."""
         ...
+
+
+async def existing_job(context: ReplicaContext, name: str) -> JobView:
+    """Return an existing job; `NotFound` if no job has that name."""
+    job = context.job(name)
+    if not job.exists:
+        await context.mirror.fresh()
+    if not job.exists:
+        raise NotFound(f"no job {name} exists", hint="a job begins with its first member")
+    return job

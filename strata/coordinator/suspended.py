@@ -24,7 +24,7 @@ from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.records import ClusterUid, PoisonRecord, decode
 from strata.core.kv.txn import Range
 from strata.core.restore.lineage import THE_WAY_BACK, WENT_BACK, replacement
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.core.timing import Timing
 from strata.errors import ClusterReplaced, StrataError, Unavailable
 from strata.observe import get_logger

@@ -23,9 +23,8 @@ from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.records import PoisonRecord, decode
 from strata.core.kv.txn import Range
 from strata.core.leadership.etcd_version import EtcdVersion, Fitness, judge
-from strata.core.restore.backup_record import Backup
 from strata.core.restore.lineage import RESTORING
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Backup, Restoring
 from strata.devcluster.ports import is_free
 from strata.errors import StrataError
 from strata.etcd import EtcdStore, MemberStatus

@@ -28,7 +28,7 @@ from strata.cli.controlplane.restore_plan import as_values, print_plan
 from strata.config import CoordinatorConfig, EtcdConfig
 from strata.core.kv.codec import encode
 from strata.core.kv.keys import ClusterKeys
-from strata.core.restore.backup_record import Backup
+from strata.core.restore.records import Backup
 from strata.core.spans import utc_text
 from strata.errors import ConfigError, Conflict, Refused, StrataError
 
@@ -382,7 +382,7 @@ def _carry_out(work: _Work, plan: _Plan, *, dry_run: bool, yes: bool, as_json: b
 
 async def _write(work: _Work, plan: _Plan, *, say: bool) -> tuple[_Plan, str]:
     from strata.controlplane.rewriting import Rewriting, read_keyspace  # noqa: PLC0415  # slow to import
-    from strata.core.restore.restoring_record import Restoring  # noqa: PLC0415  # likewise
+    from strata.core.restore.records import Restoring  # noqa: PLC0415  # likewise
 
     who = f"{_user()}@{socket.gethostname()}, process {os.getpid()}"
     me = Restoring(

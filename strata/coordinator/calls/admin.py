@@ -16,8 +16,7 @@ from strata.core.job import job_names
 from strata.core.kv import records
 from strata.core.kv.txn import Decision
 from strata.core.kv.view import Entry, View
-from strata.core.leadership.coordinator_record import Coordinator
-from strata.core.leadership.coordinators import decide_forget, is_known, unreachable
+from strata.core.leadership.coordinators import Coordinator, decide_forget, is_known, unreachable
 from strata.core.leadership.leader import leader_of
 from strata.errors import PermissionDenied, QuotaExceeded, Unavailable
 from strata.observe import get_logger, words

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from strata.coordinator.barriers.rounds import Barriers
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, fill, page
 from strata.coordinator.calls.table import Row
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.coordinator.view.rank_indexes import RankIndexes
 from strata.core.access.authority import Identity
 from strata.core.barriers.outcomes import Arrival, BarrierKey

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import page
 from strata.coordinator.calls.table import Find, Row, as_it_is, change, settled
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.core.access.authority import Identity
 from strata.core.checkpoints import lifecycle as core
 from strata.core.checkpoints import pins

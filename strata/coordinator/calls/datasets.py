@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, change
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.core.access.authority import Identity
 from strata.core.datasets import assignment as core
 from strata.core.job import JobView

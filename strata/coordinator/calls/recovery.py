@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from strata.checkpoint.format.manifest import rank_manifest_name
 from strata.coordinator.calls.datasets import assignments, pieces
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state
 from strata.coordinator.calls.table import Row
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.core.access.authority import Identity
 from strata.core.datasets.assignment import shards_of
 from strata.core.ids import checked_id

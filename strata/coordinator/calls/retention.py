@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill
 from strata.coordinator.calls.table import Row, change
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.core.access.authority import Identity
 from strata.core.checkpoints import retention_plan
 from strata.core.checkpoints.lifecycle import Author

@@ -19,8 +19,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from strata.coordinator.access.permission import check_call, hide_others
-from strata.coordinator.calls.lookups import existing_job
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.coordinator.view import floors
 from strata.coordinator.view.mirror import Mirror
 from strata.core.access.authority import RULES, Identity, call_name

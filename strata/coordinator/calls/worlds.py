@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.calls.table import Row, as_it_is, change, settled
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.coordinator.status.diagnosis import LiveReports, diagnose_job
 from strata.core.access.authority import Identity
 from strata.core.job import JobView, World, job_names

@@ -21,10 +21,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
-from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, page
 from strata.coordinator.calls.table import Row, as_it_is, change
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReplicaContext, existing_job
 from strata.coordinator.members.failure_detector import FailureDetector
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.reports.progress import ProgressBoard

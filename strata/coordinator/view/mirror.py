@@ -46,7 +46,7 @@ from strata.core.kv.txn import (
 from strata.core.kv.view import View
 from strata.core.leadership.replica_health import BEHIND_S
 from strata.core.restore.lineage import RESTORING
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.errors import ClusterReplaced, StrataError, Unavailable
 from strata.observe import get_logger
 

@@ -8,14 +8,27 @@ No decision about members or leadership reads the second key. Only an operator's
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from strata.core.ids import is_id
 from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.records import PoisonRecord, Replica, encode
 from strata.core.kv.txn import Decision, Delete, Plan, Put, Txn, absent, created_at, unchanged
 from strata.core.kv.view import View
-from strata.core.leadership.coordinator_record import Coordinator
 from strata.errors import NotFound, Refused, StrataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """The part of a coordinator's registration that outlives its lease.
+
+    `unreachable_since_unix_ms`: when a leader saw that the registration was deleted; 0 while the registration exists.
+    """
+
+    address: str = ""
+    epoch: int = 0
+    unreachable_since_unix_ms: int = 0
+
 
 MAX_LISTED = 100
 """The maximum number of names on the list: more names would mean that some process makes them up."""

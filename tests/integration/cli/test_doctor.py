@@ -14,7 +14,7 @@ from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.records import ClusterUid, decode, encode
 from strata.core.kv.txn import Delete, Put, Range, Txn
 from strata.core.restore.lineage import successor
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.devcluster.local_cluster import LocalCluster
 from strata.etcd import EtcdStore
 from tests.cluster_fixtures import StartCluster, run_strata

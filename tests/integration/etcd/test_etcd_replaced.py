@@ -20,7 +20,7 @@ from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.records import ClusterUid, encode
 from strata.core.kv.txn import Delete, Operation, Put, Txn
 from strata.core.restore.lineage import successor
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.devcluster.local_cluster import LocalCluster, LocalCoordinator
 from strata.etcd import EtcdStore
 from strata.v1.worlds_pb2 import GetWorldRequest

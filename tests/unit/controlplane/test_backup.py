@@ -27,7 +27,7 @@ from strata.controlplane.names import backup_name, parse_stem
 from strata.controlplane.places import FolderPlace, unobserved
 from strata.core.kv.records import ClusterUid, decode, encode
 from strata.core.kv.txn import Delete, Put, Range, Txn
-from strata.core.restore.backup_record import Backup
+from strata.core.restore.records import Backup
 from strata.errors import Conflict, NotFound, Refused, StorageError, StrataError, Unavailable
 from strata.etcd import Alarm, MemberStatus
 from tests.unit.controlplane.stub_etcd import KEYS, SNAPSHOT, UID, StubEtcd

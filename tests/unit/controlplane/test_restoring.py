@@ -7,7 +7,7 @@ import pytest
 from strata.controlplane.restoring import base_in_place
 from strata.controlplane.rewriting import Keyspace
 from strata.core.kv.records import ClusterUid
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.errors import NotFound, Refused
 
 

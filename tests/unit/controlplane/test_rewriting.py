@@ -20,7 +20,7 @@ from strata.controlplane.rewriting import (
 from strata.core.kv.keys import ClusterKeys
 from strata.core.kv.records import ClusterUid, Leader, decode, encode
 from strata.core.kv.txn import Delete, Operation, Put, Range, Txn, TxnResult, absent
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 from strata.errors import Conflict, Refused, Unavailable
 from strata.testing.memory_store import MemoryStore
 from tests.not_none import not_none

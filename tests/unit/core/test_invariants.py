@@ -303,7 +303,10 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     # notices and history
     "stopped and done": (lambda s: s.put(JOB.stopped_rank(2, 0), STOPPED), "ended in two ways"),
-    "stopped without a request": (lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED), "stopped without a stop request"),
+    "stopped without a request": (
+        lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED),
+        "stopped without a stop request",
+    ),
     "a strangers drain": (
         lambda s: s.put(JOB.notice(2), StopNotice(action=DRAIN, reason="", workers=(WorkerId("w9"),))),
         "has to drain",

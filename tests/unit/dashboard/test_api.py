@@ -27,7 +27,7 @@ from strata.core.kv.records import (
     StopNotice,
     Worker,
 )
-from strata.core.leadership.coordinator_record import Coordinator
+from strata.core.leadership.coordinators import Coordinator
 from strata.dashboard.api import model
 from strata.dashboard.app import make_app
 from strata.dashboard.authorizer import HttpAuthorizer

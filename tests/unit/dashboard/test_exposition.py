@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from strata.core.ids import WorkerId
 from strata.core.kv.records import Ack, CheckpointState
-from strata.core.leadership.coordinator_record import Coordinator
+from strata.core.leadership.coordinators import Coordinator
 from strata.dashboard.exposition import Exposition
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, TrainingReport
 from tests.conftest import ROOT

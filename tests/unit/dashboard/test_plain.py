@@ -7,7 +7,7 @@ import pytest
 from strata.coordinator.etcd.members import EtcdMember
 from strata.core.ids import BootId, WorkerId
 from strata.core.kv.records import CheckpointState, Standbys, Worker
-from strata.core.leadership.coordinator_record import Coordinator
+from strata.core.leadership.coordinators import Coordinator
 from strata.dashboard.app import make_app
 from strata.errors import InvalidArgument
 from tests.unit.dashboard.http import Answer, ask

@@ -7,7 +7,6 @@ ages and durations name their unit. None is for what nobody has reported yet.
 from __future__ import annotations
 
 from strata.dashboard.api.model.barriers import Barriers, Bucket, EndedBarrier, MissingRank, OpenBarrier
-from strata.dashboard.api.model.callers import Me, Problem
 from strata.dashboard.api.model.cluster import Cluster, EtcdMember, Replica
 from strata.dashboard.api.model.jobs import (
     Event,
@@ -34,7 +33,7 @@ from strata.dashboard.api.model.ranks import (
     Series,
     Worker,
 )
-from strata.dashboard.api.model.requests import Change, CheckpointAction
+from strata.dashboard.api.model.requests import Change, CheckpointAction, Me, Problem
 from strata.dashboard.api.model.saves import Checkpoint, Checkpoints, Copy, Cursor, Dataset, Datasets
 
 __all__ = [

@@ -10,8 +10,7 @@ import pytest
 from strata.cli.checks import etcd, machine
 from strata.cli.etcd.remedies import Connection
 from strata.config import CoordinatorConfig, Credentials, EtcdConfig
-from strata.core.restore.backup_record import Backup
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Backup, Restoring
 
 
 @pytest.mark.parametrize(

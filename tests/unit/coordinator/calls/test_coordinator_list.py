@@ -9,7 +9,7 @@ import pytest
 from strata.coordinator.calls.admin import AdminCalls
 from strata.coordinator.calls.table import NO_SESSION, Calls
 from strata.core.access.authority import Identity, Role
-from strata.core.leadership.coordinator_record import Coordinator
+from strata.core.leadership.coordinators import Coordinator
 from strata.errors import NotFound, PermissionDenied, Refused
 from strata.v1.admin_pb2 import ForgetCoordinatorRequest, GetStatusRequest, ReplicaStatus
 from tests.unit.coordinator.rig import in_rig

@@ -14,7 +14,7 @@ from strata.core.invariants import check
 from strata.core.kv.records import ClusterUid, encode
 from strata.core.kv.txn import Delete, Event, Put, Range, Txn, WatchBatch
 from strata.core.kv.view import View
-from strata.core.restore.backup_record import Backup
+from strata.core.restore.records import Backup
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore

@@ -14,9 +14,9 @@ from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.kv import records as r
 from strata.core.kv.keys import ClusterKeys, JobKeys
 from strata.core.kv.records import decode, encode
-from strata.core.leadership.coordinator_record import Coordinator
-from strata.core.restore import backup_record as b
-from strata.core.restore.restoring_record import Restoring
+from strata.core.leadership.coordinators import Coordinator
+from strata.core.restore import records as b
+from strata.core.restore.records import Restoring
 
 PAGE = Path(__file__).parents[4] / "docs" / "keyspace.md"
 KEYS = ClusterKeys("default")

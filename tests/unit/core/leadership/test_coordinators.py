@@ -7,8 +7,7 @@ import pytest
 from strata.core.ids import InstanceId
 from strata.core.kv.records import Replica
 from strata.core.kv.txn import Put, Txn
-from strata.core.leadership.coordinator_record import Coordinator
-from strata.core.leadership.coordinators import MAX_LISTED, decide_forget, plan_list, unreachable
+from strata.core.leadership.coordinators import MAX_LISTED, Coordinator, decide_forget, plan_list, unreachable
 from strata.errors import NotFound, Refused
 from tests.unit.core.rig import KEYS, Observer, Store, lead, serve
 

@@ -7,7 +7,7 @@ import pytest
 from strata.core.ids import Uid
 from strata.core.kv.records import ClusterUid, decode, encode
 from strata.core.restore.lineage import is_restored, lineage, replacement, successor
-from strata.core.restore.restoring_record import Restoring
+from strata.core.restore.records import Restoring
 
 
 def test_a_lineage_outlives_every_restore() -> None:

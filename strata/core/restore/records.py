@@ -1,8 +1,24 @@
-"""`P/restoring`: the record of a restore in progress (PROTOCOLS 9.4)."""
+"""Records of two keys of the whole cluster: `P/backup` and `P/restoring` (PROTOCOLS 9.4).
+
+No replica reads `P/backup`, the record of the newest backup.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """The newest backup, as its writer recorded it, for people.
+
+    The snapshot holds at least `revision`. `where` is the URL of the backup location, without credentials.
+    """
+
+    revision: int
+    unix_ms: int
+    where: str
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
