@@ -81,7 +81,7 @@ class Stream:
         self.member = member
         self.messages = messages
 
-    async def said(self) -> None:
+    async def progress(self) -> None:
         """Send progress, with a fence call after every batch."""
         ranks = [members_pb2.RankProgress(rank=0, step=12_345, phase="train")]
         progress = session_pb2.Up(progress=session_pb2.Progress(generation=1, ranks=ranks))

@@ -5,7 +5,7 @@
 Two client processes hold the streams. Both servers run grpc.aio on uvloop, get the same messages, and take turns. Only
 the server's own CPU time counts, so that clients on the same cores do not distort it:
 
-- said: Progress, which gets no answer (a fence call ends each batch); bare: read and discarded
+- progress: Progress, which gets no answer (a fence call ends each batch); bare: read and discarded
 - echo: Call(GetWorld) and its Reply, 8 in flight on a stream; bare: read, and the reply written
 - unary: Members.Heartbeat, 8 in flight on a channel; bare: an immediate answer
 """
@@ -28,7 +28,7 @@ from strata.devcluster.local_cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("_session_program.py")
 GOAL = 0.85
-KINDS = ("said", "echo", "unary")
+KINDS = ("progress", "echo", "unary")
 
 
 class Peer:

@@ -133,11 +133,11 @@ def test_the_ten_faults_of_make_test_are_planted_faults() -> None:
 )
 def test_the_named_test_catches_the_fault(fault: Planted, tree: Path) -> None:
     with planted(fault, tree):
-        code, said = _tested(fault, tree)
-    told = said[-3000:]
-    assert code == FAILED, f"{fault.caught_by} does not catch it ({fault.fault}), exit code {code}:\n{told}"
-    assert not NO_PROGRAM.search(said), f"{fault.path.name} breaks the program, not a rule:\n{told}"
-    assert re.search(fault.shows_as, said), f"it failed, and not as `{fault.shows_as}`:\n{told}"
+        code, output = _tested(fault, tree)
+    tail = output[-3000:]
+    assert code == FAILED, f"{fault.caught_by} does not catch it ({fault.fault}), exit code {code}:\n{tail}"
+    assert not NO_PROGRAM.search(output), f"{fault.path.name} breaks the program, not a rule:\n{tail}"
+    assert re.search(fault.shows_as, output), f"it failed, and not as `{fault.shows_as}`:\n{tail}"
 
 
 def _tested(fault: Planted, tree: Path) -> tuple[int, str]:

@@ -75,7 +75,7 @@ class Stream:
         self.code = 0
         self.pieces: list[bytes] = []
         self.stayed = 0
-        self.gone = asyncio.Event()
+        self.closed = asyncio.Event()
         self.stuck = False
 
     def changes(self) -> list[tuple[int, str, Any]]:
@@ -104,7 +104,7 @@ async def streaming(
     made = Stream()
 
     async def receive() -> Message:
-        await made.gone.wait()
+        await made.closed.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -125,6 +125,6 @@ async def streaming(
     try:
         yield made
     finally:
-        made.gone.set()
+        made.closed.set()
         async with asyncio.timeout(30):
             await task

@@ -27,7 +27,7 @@ class Room:
         self.rounds: dict[tuple[str, int], dict[int, bytes]] = {}
         self.over: set[tuple[str, int]] = set()
         """Rounds that timed out; they stay timed out for ranks that arrive later."""
-        self.gone: set[int] = set()
+        self.lost: set[int] = set()
         self.observers: dict[int, list[Callable[[WorldUpdate], None]]] = {}
         self.end_observers: list[Callable[[StrataError], None]] = []
         self.deaf: set[int] = set()
@@ -69,7 +69,7 @@ class Room:
 
     def leave(self, number: int) -> None:
         with self.changed:
-            self.gone.add(number)
+            self.lost.add(number)
             self.changed.notify_all()
 
 
@@ -109,7 +109,7 @@ class RoomRank:
             room.changed.notify_all()
 
             def ended() -> bool:
-                over = (name, number) in room.over or bool(room.gone - here.keys())
+                over = (name, number) in room.over or bool(room.lost - here.keys())
                 return len(here) >= size or self._stale or over
 
             in_time = room.changed.wait_for(ended, LIMIT_S if timeout_s is None else timeout_s)

@@ -25,7 +25,7 @@ from tests.unit.checkpoint.copies.test_tiers import LIMIT_S, STATE, Pair, image_
 from tests.unit.checkpoint.memory_storage import MemorySource
 from tests.unit.checkpoint.ranks import STEP, Ranks
 
-GONE = OSError("the device is gone")
+DEVICE_LOST = OSError("the device is gone")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_waiting_for_copies_ends_if_no_thread_can_start(pair: Pair, monkeypatch:
 
 def test_check_raises_copy_errors_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
-    pair.far.fail(GONE, "begin")
+    pair.far.fail(DEVICE_LOST, "begin")
     pair.replicator.add(pair.save(1))
     with pytest.raises(StorageError, match="step 1"):
         pair.replicator.wait(LIMIT_S)
@@ -130,7 +130,7 @@ def test_an_unread_copy_error_is_reported_at_close_or_exit(
     with monkeypatch.context() as patch:
         patch.setattr(atexit, "register", at_exit.append)
         replicator = pair.start(0)
-    pair.far.fail(GONE, "begin")
+    pair.far.fail(DEVICE_LOST, "begin")
     replicator.add(pair.save(1))
     assert pair.turned.acquire(timeout=LIMIT_S)
     caplog.clear()

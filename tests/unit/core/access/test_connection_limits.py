@@ -50,7 +50,7 @@ def test_too_many_unadmitted_connections_close_the_oldest_of_the_busiest_address
 
 
 @pytest.mark.parametrize(
-    ("admitted", "strangers", "gone"),
+    ("admitted", "strangers", "closed_ports"),
     [
         ("aaa", "aaa", [(3, Reason.ADDRESS), (4, Reason.ADDRESS)]),  # never the admitted ones
         ("aaaaa", "", [(4, Reason.ADDRESS)]),  # the newest one of the address
@@ -59,12 +59,12 @@ def test_too_many_unadmitted_connections_close_the_oldest_of_the_busiest_address
     ],
 )
 def test_too_many_connections_close_the_expected_ones(
-    admitted: str, strangers: str, gone: list[tuple[int, Reason]]
+    admitted: str, strangers: str, closed_ports: list[tuple[int, Reason]]
 ) -> None:
     of = connections(*enumerate(admitted + strangers))
     for number in range(len(admitted)):
         of.admitted(number)
-    assert closed(of) == gone
+    assert closed(of) == closed_ports
 
 
 def test_a_closed_connection_no_longer_counts_and_is_not_closed_again() -> None:

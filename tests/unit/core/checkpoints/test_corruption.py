@@ -123,7 +123,7 @@ def test_reports_of_many_hosts_fit_into_one_confirming_transaction(job: KeptJob)
     assert len(txn.compares) + len(txn.success) < 100
 
 
-def test_a_lone_report_is_not_confirmed_while_no_host_is_present() -> None:
+def test_a_single_report_is_not_confirmed_while_no_host_is_present() -> None:
     """The first host that returns may be able to verify."""
     job = KeptJob(20, a=1, b=1)
     job.damage(20, "host-a")
