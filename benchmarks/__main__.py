@@ -3,9 +3,9 @@
     python -m benchmarks [NAME...]
 
 Each module of this folder is one benchmark: a program that takes `--json FILE`, writes one object there (with
-`benchmark`, `goal`, `met` and its own figures), and prints its result in words, the summary on the last line. A result
-in `.strata/bench` stays until it is measured again. A row of the page stays until this clone has a result for it. So
-the page may combine several runs, and several machines.
+`benchmark`, `goal`, `met` and its own figures), and prints its result in words, the summary on the last line. A
+result in `.strata/bench` stays until its benchmark runs again. A row of the page stays until this clone has a result
+for the row. So the page may combine several runs, and several machines.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def machine() -> str:
 def page(results: list[dict[str, Any]], before: str = "") -> str:
     """Return the page of all results.
 
-    A row of the page `before` stays if its benchmark still exists and `results` lack it: another machine or another
-    clone measured it.
+    A row of the page `before` stays if its benchmark still exists but has no entry in `results`: another machine or
+    another clone measured the row.
     """
     rows = _rows(before)
     machines = {text.strip() for text in _machines(before).split(";") if text.strip()} if rows else set()
@@ -110,7 +110,7 @@ def _rows(written: str) -> dict[str, str]:
 
 
 def _machines(written: str) -> str:
-    """Return the line of a page that names the machines."""
+    """Return the page's line about the machines."""
     _, found, rest = written.partition(INTRODUCTION[-1] + "\n")
     return rest.partition("\n")[0].removesuffix(".") if found else ""
 

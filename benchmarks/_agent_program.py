@@ -22,7 +22,7 @@ from strata.v1.worlds_pb2 import JobSpec
 
 
 class Played:
-    """Ranks that the client process simulates: the agent knows nothing of them and does nothing to them."""
+    """Ranks that the client process simulates: the agent neither observes nor signals them."""
 
     def on_world(self, update: WorldUpdate) -> None: ...
 

@@ -1,7 +1,7 @@
 """Some of the agents of `benchmarks.agents`: real sessions with their own credentials, in one process.
 
-Each input line is a request for their state; the output line holds the numbers of connected agents and of agents with
-a place, and their generations.
+Each input line is a request for the agents' state. The output line has the number of connected agents, the number of
+agents with a place, and their generations.
 """
 
 from __future__ import annotations

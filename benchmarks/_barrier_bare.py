@@ -1,4 +1,4 @@
-"""A server of `benchmarks.barrier` that counts arrivals and releases all: one process, nothing durable.
+"""A server of `benchmarks.barrier` that counts arrivals and then releases all: one process without durable state.
 
 Its times show the cost of the messages alone in Python's gRPC.
 """
@@ -19,7 +19,7 @@ from strata.v1.session_pb2_grpc import SessionsServicer, add_SessionsServicer_to
 
 
 class Bare(SessionsServicer):
-    """Gives each session a rank, and releases all once each has arrived."""
+    """Gives each session a rank, and releases all sessions once each has arrived."""
 
     def __init__(self, members: int) -> None:
         self._members = members

@@ -1,7 +1,7 @@
 """One client process of `benchmarks.barrier`: prints when it is ready, then makes rounds on request.
 
-Each answer is one line. For every round it holds when this process sent its first and its last arrival, and when it
-received the last release, on the machine's monotonic clock.
+Each answer is one line. For every round the line has three times of the machine's monotonic clock: when this process
+sent its first arrival, when it sent its last arrival, and when it received the last release.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def say(value: object) -> None:
 
 
 async def strata(number: int, share: int, members: int, rounds: int, endpoints: str, slots: int) -> None:
-    """Hold `share` sessions of `slots` ranks each, spread over the coordinators; arrive with all."""
+    """Keep `share` sessions of `slots` ranks each open, spread over the coordinators; arrive with all ranks."""
     import grpc.aio  # noqa: PLC0415  # the other kind needs none of it
 
     from strata.v1 import barriers_pb2, members_pb2, session_pb2, worlds_pb2  # noqa: PLC0415
@@ -129,7 +129,7 @@ class RankSocket:
 
 
 def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
-    """Be `share` ranks of an own agent, one socket each; arrive with all of them."""
+    """Be `share` ranks of one agent, with one socket each; arrive with all ranks."""
     from strata.v1 import barriers_pb2, session_pb2  # noqa: PLC0415
 
     program = Path(__file__).with_name("_agent_program.py")
@@ -169,7 +169,7 @@ def ranks(number: int, share: int, members: int, rounds: int, endpoints: str) ->
 
 
 def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> None:
-    """Hold `share` connections, each in its own thread, and meet as torchelastic does."""
+    """Keep `share` connections open, each in its own thread, and meet as torchelastic does."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
 
     port_file = Path(where)

@@ -1,7 +1,7 @@
 """The disk's best throughput, for the checkpoint benchmarks: raw loops of direct I/O.
 
 A few threads transfer 8 MiB a call, from or to huge pages that were touched before. A write goes to a fresh file with
-reserved space, and ends with a sync. These loops use nothing of the library that is compared with them.
+reserved space, and ends with a sync. These loops use no code of the library that is compared with them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from strata.v1 import members_pb2, session_pb2, worlds_pb2
 from strata.v1.session_pb2_grpc import SessionsStub
 
 AT_ONCE = 16
-"""Sessions that a process opens at a time. 256 in all, on two cores, made replicas lag and redirect members."""
+"""Sessions that a process opens at a time. With 256 in all, on two cores, replicas lagged and redirected members."""
 
 
 def say(value: object) -> None:
@@ -55,7 +55,7 @@ async def hold(endpoints: list[str], first: int, count: int, job_size: int, a_ch
             )
             for turn in itertools.count(
                 number
-            ):  # a member that an unwell replica redirects goes to the next one
+            ):  # a member that an unhealthy replica redirects connects to the next replica
                 async with opening:
                     channel = await channel_to(endpoints[turn % len(endpoints)], number)
                     call: Any = SessionsStub(channel).Session()

@@ -1,7 +1,8 @@
 """Barriers and saves that continue while `benchmarks.leader_failover` harms leaders.
 
-Members of one job, each with its own session, meet at a barrier and regularly save a checkpoint, until stdin ends. Then
-one line reports the numbers of rounds and saves, the failures and their reasons, and the longest of each.
+Members of one job, each with its own session, meet at a barrier and regularly save a checkpoint, until stdin ends.
+Then one line reports the numbers of rounds and saves, the failures with their reasons, and the longest round and
+save.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Tally:
 
 
 class Member(threading.Thread):
-    """One member: rounds and saves until rank 0 sends that it is over."""
+    """One member: it makes rounds and saves until rank 0 sends the end."""
 
     def __init__(self, endpoints: str, root: str, number: int, stop: threading.Event) -> None:
         super().__init__(name=f"member-{number}")

@@ -45,7 +45,7 @@ def main() -> None:
             replicated=SETTINGS[options.mode],
         ) as manager:
             manager.prepare(state)
-            for step, _ in enumerate(sys.stdin, 1):  # a line a save
+            for step, _ in enumerate(sys.stdin, 1):  # each line requests one save
                 state["layer0.weight"][0] = step
                 client.barrier("begin")
                 began = time.perf_counter()

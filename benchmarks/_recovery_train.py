@@ -41,7 +41,7 @@ def strata_steps(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path)
 
 
 def torchrun_steps(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> Iterator[int]:
-    """Do the same with a snapshot that rank 0 writes, as in torch's tutorial on torchrun."""
+    """Do the same as `strata_steps`, with a snapshot that rank 0 writes, as in torch's tutorial on torchrun."""
     dist.init_process_group("gloo")
     snapshot, step = folder / "snapshot.pt", 0
     if snapshot.exists():

@@ -27,7 +27,7 @@ def say(value: object) -> None:
 
 
 class Bare(SessionsServicer, MembersServicer):
-    """Answers every call with the same world, as large as the coordinator's, and does nothing else."""
+    """Answers every call with the same world, which is as large as the coordinator's, and does nothing else."""
 
     def __init__(self, members: int) -> None:
         world = worlds_pb2.World(generation=1, size=members, members=members, reason="all members are here")
@@ -82,7 +82,7 @@ class Stream:
         self.messages = messages
 
     async def progress(self) -> None:
-        """Send progress, with a fence call after every batch."""
+        """Send progress, and after every batch make a call and wait for its answer."""
         ranks = [members_pb2.RankProgress(rank=0, step=12_345, phase="train")]
         progress = session_pb2.Up(progress=session_pb2.Progress(generation=1, ranks=ranks))
         for done in range(1, self.messages + 1):
@@ -93,7 +93,7 @@ class Stream:
                 await self.reply()
 
     async def echo(self) -> None:
-        """Make calls, `IN_FLIGHT` at all times."""
+        """Make calls, with `IN_FLIGHT` calls in flight at all times."""
         for _ in range(IN_FLIGHT):
             await self.ask()
         for done in range(self.messages):
@@ -102,7 +102,7 @@ class Stream:
                 await self.ask()
 
     async def unary(self) -> None:
-        """Send heartbeats, `IN_FLIGHT` at all times."""
+        """Send heartbeats, with `IN_FLIGHT` calls in flight at all times."""
 
         async def beat(count: int) -> None:
             for _ in range(count):

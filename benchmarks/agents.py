@@ -1,12 +1,12 @@
-"""How 1,000 agents over mTLS come into one world, and back when their replica is killed.
+"""Time until 1,000 agents over mTLS have places in one world, and until all are served again after a replica's kill.
 
     python -m benchmarks.agents [--json FILE] [--agents 1000] [--processes 8] [--kills 3]
 
-Three coordinators with certificates over three etcd members, all on this machine. Every agent is the session that
-`strata run` holds, with its own certificate and 8 slots. The agents live in eight processes that start at once.
+Three coordinators with certificates over three etcd members, all on this machine. Every agent is only the session of
+a `strata run`, with its own certificate and 8 slots. The agents run in eight processes that start at the same time.
 
 - world: from the start of the processes until every agent has its place in one world
-- back: from the SIGKILL of a replica until every agent is served again, in the same generation; then the replica
+- back: from the SIGKILL of a replica until every agent is served again, in the same generation; the replica then
   restarts
 - CPU and memory: of the eight processes, divided by the agents; a real agent also has its own interpreter
 """

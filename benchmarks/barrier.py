@@ -3,13 +3,13 @@
     python -m benchmarks.barrier [--json FILE] [--members 100] [--rounds 200] [--runs 5] [--clients 4]
                                 [--slots 1] [--no-baselines]
 
-Every member is one connection with `--slots` ranks; four client processes hold them. Everything runs on this machine:
-clients, coordinators, etcd (with fsync). In a round every member arrives at once.
+Every member is one connection with `--slots` ranks; four client processes have the connections. Clients, coordinators
+and etcd (with fsync) all run on this machine. In a round all members arrive at the same time.
 
 - burst: from the first arrival sent to the last release received
 - release: from the last arrival sent to the last release received
 
-Two baselines alternate with it, with as many connections from as many processes: the barrier of
+Two baselines alternate with this barrier, with as many connections from as many processes: the barrier of
 `torch.distributed.elastic` over one TCPStore, and the same clients with one bare gRPC server in Python that counts
 arrivals and releases all. Both baselines are one process, without durable state.
 """

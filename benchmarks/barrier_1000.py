@@ -1,11 +1,12 @@
-"""How long a barrier of 1,000 ranks takes: each a connection of its own, and as hosts of 8 ranks.
+"""How long a barrier of 1,000 ranks takes: with one connection for each rank, and with one for each host of 8 ranks.
 
     python -m benchmarks.barrier_1000 [--json FILE] [--rounds 50] [--runs 5]
 
 Like `benchmarks.barrier`, with three coordinators over three etcd members and four client processes on this machine:
 
 - single: 1,000 members of one rank; from the last arrival sent to the last release received
-- hosts: 125 members of 8 ranks, each with one arrival for all of its ranks; the whole burst
+- hosts: 125 members of 8 ranks, each with one arrival for all its ranks; from the first arrival sent to the last
+  release received
 
 TCPStore is not a baseline here, because it fails with a thousand threads on small machines.
 """

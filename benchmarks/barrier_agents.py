@@ -3,10 +3,10 @@
     python -m benchmarks.barrier_agents [--json FILE] [--hosts 13] [--slots 8] [--rounds 200] [--runs 5]
 
 Each host is a client process with 8 ranks, one socket each, and a real agent in its own process. Everything runs on
-this machine, etcd with fsync. In a round every rank arrives at once. Burst: from the first arrival sent to the last
-release received.
+this machine, etcd with fsync. In a round all ranks arrive at the same time. *Burst* is the time from the first
+arrival sent to the last release received.
 
-Two figures are taken in turn with it, in the same run:
+Two more figures are measured in turn with the burst, in the same run:
 
 - tcpstore: the barrier of `torch.distributed.elastic` over one TCPStore (one process, nothing durable), with as many
   connections from as many processes

@@ -1,9 +1,9 @@
 """Cost of the HTTP API's history and stream for a replica: memory and CPU.
 
-Memory: charts of 50 jobs of 1,000 ranks, recorded for as long as the rings of seconds last, and filled as after a day.
-CPU: recording them once a second; and three viewers of the ranks, the heat map, the job and the history of one job of
-1,000 ranks, each of which reports every second. Both run without a network in a loop of virtual seconds, so only the
-replica's own work counts.
+Memory: the charts of 50 jobs of 1,000 ranks, recorded until the rings of seconds are full, and filled as they are
+after a day. CPU, first figure: recording these charts once a second. CPU, second figure: three viewers of the ranks,
+the heat map, the job and the history of one job, whose 1,000 ranks report every second. Both figures come from a loop
+of virtual seconds without a network, so only the replica's own work counts.
 """
 
 from __future__ import annotations

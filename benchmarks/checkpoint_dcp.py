@@ -1,15 +1,15 @@
-"""A save and a load through torch's DCP: our storage beside DCP's own, and beside the disk.
+"""Time of a save and a load through torch's DCP: our storage compared with DCP's own and with the disk.
 
     python -m benchmarks.checkpoint_dcp [--json FILE] [--megabytes 512] [--rounds 5] [--tensors 6000]
 
-The same tensors and planner calls (`dcp.save`, `dcp.load`), in turn; the order rotates with each round. R_w and R_r are
-raw loops of direct I/O in the same run. Our save is committed when the call returns: hashed, synced, named, marked.
-DCP's FileSystemWriter syncs, and hashes nothing. Loads fill existing tensors. DCP's files come from the page cache,
-which our reads bypass.
+Both save and load the same tensors with the same planner calls (`dcp.save`, `dcp.load`), in an order that rotates
+with each round. R_w and R_r are raw loops of direct I/O (write, read) in the same run. Our save is committed when the
+call returns: hashed, synced, named, marked. DCP's FileSystemWriter syncs, and hashes nothing. Loads fill existing
+tensors. DCP's files come from the page cache, which our reads bypass.
 
-Then many small tensors, compared with DCP's own alone: wall time and CPU, after the first save. Our save counts until
-the search for old checkpoints has ended, keeps every checkpoint, and also syncs each file's name; both sync their
-files.
+The second part has many small tensors and compares only with DCP's own storage: wall time and CPU, after the first
+save. Our save counts until the search for old checkpoints has ended, and it keeps every checkpoint. Both sync their
+files; our save also syncs each file's name.
 """
 
 from __future__ import annotations

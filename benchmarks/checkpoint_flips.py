@@ -1,11 +1,12 @@
-"""One flipped bit anywhere in a checkpoint: who finds it, and who loads it without a word.
+"""One flipped bit anywhere in a checkpoint: which library finds it, and which loads it without an error.
 
     python -m benchmarks.checkpoint_flips [--json FILE] [--flips 1000] [--peer-flips 300] [--seed 1]
 
 Each library saves the same tensors. Then one random bit of its files is flipped, everything is loaded, and the bit is
-put back. A bit is *found* if the load fails, or (Strata) if the previous checkpoint is restored instead. It is *silent*
-if other values than the saved ones are loaded without an error. It is *without effect* if the values are the saved ones
-(a bit of padding, or of unread data). Strata also reads and verifies unused data, so it must find every bit.
+put back. A bit is *found* if the load fails, or (Strata) if the previous checkpoint is restored instead. The bit is
+*silent* if other values than the saved ones are loaded without an error. The bit is *without effect* if the loaded
+values are the saved ones (a bit of padding, or of unread data). Strata also reads and verifies unused data, so Strata
+must find every bit.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def by_safetensors(folder: Path, flips: int, seeded: random.Random) -> Counter[s
     save_file(state_of(2), folder / "state.safetensors")
 
     def load() -> State:
-        # copied out of the mapped file, in which the bit is put back
+        # a copy, because the bit is put back in the mapped file
         return {name: tensor.clone() for name, tensor in load_file(folder / "state.safetensors").items()}
 
     return tried(folder, load, flips, seeded)

@@ -1,11 +1,11 @@
-"""How long a save blocks a training whose state lies on a CUDA device.
+"""How long a save blocks a training whose state is on a CUDA device.
 
     python -m benchmarks.checkpoint_gpu [--json FILE] [--megabytes 2048] [--rounds 7]
 
 Needs a CUDA device, and prints so if there is none. *Blocked* is the time from the call of save until the device has
-done the training's next work, minus the time of the same work without a save. That work changes every tensor at once,
-which is the worst case for the copy. *Returned* is the time until the call itself returns. The baseline is a raw copy
-of the same bytes into pinned memory.
+done the training's next work, minus the time of the same work without a save. That work changes all tensors
+immediately, which is the worst case for the copy. *Returned* is the time until the call itself returns. The baseline
+is a raw copy of the same bytes into pinned memory.
 """
 
 from __future__ import annotations

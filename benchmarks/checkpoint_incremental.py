@@ -2,10 +2,10 @@
 
     python -m benchmarks.checkpoint_incremental [--json FILE] [--megabytes 800] [--rounds 7]
 
-Each round saves a Full and then an Incremental, after changing one tensor in a hundred. Both end when the checkpoint is
-committed, and both include the copy of the whole state that blocks the trainer. The Incremental hashes the whole state
-and writes the changes. Its bytes are those of its image and manifests, compared with the bytes of the changed chunks.
-It is restored afterwards, and every tensor compared.
+Each round saves a Full and then an Incremental, after changing one tensor in a hundred. Both end when the checkpoint
+is committed, and both include the copy of the whole state that blocks the trainer. The Incremental hashes the whole
+state and writes the changes. The size of its image and manifests is compared with the size of the changed chunks.
+Afterwards it is restored, and every tensor is compared with the saved one.
 """
 
 from __future__ import annotations

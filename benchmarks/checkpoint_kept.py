@@ -1,11 +1,12 @@
-"""What a save costs after many kept checkpoints, in CPU seconds: after 200 ÷ after 2.
+"""Cost of a save after many kept checkpoints, in CPU seconds: the ratio of the cost after 200 to that after 2.
 
     python -m benchmarks.checkpoint_kept [--json FILE] [--tensors 1000] [--many 200] [--rounds 15]
 
 Four ways: torch's DCP through `StrataWriter` and a `CheckpointManager`, each standalone and under coordinators (one
 replica and one etcd member in their own processes). Every checkpoint is kept. Saves alternate between two roots, or
-jobs, one with few checkpoints and one with many. A save counts from its call until the search for old checkpoints has
-ended, without Python's garbage collector; for the replica its process's CPU in that time counts. Figures are medians.
+jobs, one with few checkpoints and one with many. The CPU time of a save counts from its call until the search for old
+checkpoints has ended, with Python's garbage collector off. The replica's process is measured over the same time.
+Figures are medians.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def running_s(pid: int) -> float:
 def measured(save: Save, step: int, replica: int | None) -> tuple[float, float]:
     """Return the CPU seconds of this process, and of the replica, for one save."""
     gc.collect()
-    gc.disable()  # it would run about every other save, and so always in the same of two alternating saves
+    gc.disable()  # the collector would run at about every other save, and so always for the same of the two roots
     try:
         before = running_s(replica) if replica is not None else 0.0
         began = time.process_time()

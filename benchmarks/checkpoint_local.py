@@ -1,12 +1,13 @@
-"""A durable, hashed save on the local disk, beside the disk itself, torch.save and DCP.
+"""Time of a durable, hashed save on the local disk, compared with the disk itself, torch.save and DCP.
 
     python -m benchmarks.checkpoint_local [--json FILE] [--megabytes 768] [--rounds 7]
 
-All save the same tensors in turn, in an order that rotates with each round, and each removes its files at once. R_w
-is a raw loop of direct I/O with a sync, in the same run. Our save ends when the checkpoint is committed: hashed,
-synced, named, marked. torch.save and DCP's FileSystemWriter sync too, and hash nothing. The time that the trainer is
-blocked is compared with a copy of the same tensors by one thread into used memory, and with DCP's async_save. Memory
-is measured in separate processes while two saves are in flight, beyond the memory after a save of a single number.
+All save the same tensors, in an order that rotates with each round, and each removes its files immediately. R_w is a
+raw loop of direct I/O with a sync, in the same run. Our save ends when the checkpoint is committed: hashed, synced,
+named, marked. torch.save and DCP's FileSystemWriter sync too, and hash nothing. The time that the trainer is blocked
+is compared with a copy of the same tensors by one thread into used memory, and with DCP's async_save. Memory is
+measured in separate processes: the peak while two saves are in flight, minus the memory after a save of a single
+number.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What all ranks hold equal is stored once: how many bytes that is, and what the comparison costs.
+"""Tensors that are equal on all ranks are stored once: the bytes that are stored, and the cost of the comparison.
 
     python -m benchmarks.checkpoint_once [--json FILE] [--ranks 3] [--megabytes 256] [--rounds 15]
 
-Each rank is a process with the same state, over one coordinator and one etcd member, all on this machine and its disk.
-Three worlds save in turn. One compares at each save (the default). One declares everything `replicated`, so nothing is
-compared before it is written. In one each rank writes its own state. The time of a save is from the call on the slowest
-rank to the commit. `cost` is how much longer a compared save takes than a declared one of the same round, which hashes
-and writes the same bytes. `share` is the part of a compared save in which ranks hash and wait for each other.
+Each rank is a process with the same state, over one coordinator and one etcd member, all on this machine and its
+disk. Three worlds save in turn. The first compares the ranks' tensors at each save (the default). The second declares
+everything `replicated`, so it compares nothing before it writes. In the third each rank writes its own state. The
+time of a save is from the call on the slowest rank to the commit. `cost` is how much longer a save of the first world
+takes than one of the second in the same round; both hash and write the same bytes. `share` is the fraction of the
+first world's save in which ranks hash and wait for each other.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""A verified restore from the local disk, beside the disk itself, torch.load and DCP, all cold.
+"""Time of a verified restore from the local disk, compared with the disk itself, torch.load and DCP, all cold.
 
     python -m benchmarks.checkpoint_restore [--json FILE] [--megabytes 512] [--rounds 7]
 
-One checkpoint is read repeatedly. *Views*: every byte is read and verified, and the tensors stay in the memory that
-it was read into, that of saves. *Copied*: into the tensors of the state. *Fresh process*: the same in a new process,
-from the call of restore on. Our reads bypass the page cache, so they are always cold. torch.load and DCP read files
-that were dropped from it, and verify nothing. R_r is a raw loop of direct I/O over our image in the same run, into
-warm memory. Bounds for two of them are measured too: that loop followed by one thread's copy (*copied*), and that
-loop into memory that a new process with a state has just allocated (*fresh process*).
+One checkpoint is read repeatedly, and every byte is verified. *Views*: the tensors stay in the memory into which the
+checkpoint was read, which is the buffer of saves. *Copied*: the data is copied into the tensors of the state. *Fresh
+process*: as *copied* in a new process, from the call of restore on. Our reads bypass the page cache, so they are
+always cold. torch.load and DCP read files that were dropped from the page cache, and verify nothing. R_r is a raw
+loop of direct I/O over our image in the same run, into warm memory. Two bounds are measured too: R_r's loop followed
+by one thread's copy (bound of *copied*), and R_r's loop into memory that a new process with a state has just
+allocated (bound of *fresh process*).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Rig:
 
     def views(self) -> None:
         manager, folder = self.manager, self.image.parent.name
-        digest, lend = self.checkpoint.manifest_digest, manager._writer.lend  # as restore() itself
+        digest, lend = self.checkpoint.manifest_digest, manager._writer.lend  # as restore() does
         cpu = cpu_s()
         self.times.add(
             "views",

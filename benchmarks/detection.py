@@ -1,13 +1,13 @@
-"""How soon the survivors learn of a death, under `strata run` on a local cluster.
+"""Time until the survivors get the new generation after a death, under `strata run` on a local cluster.
 
     python -m benchmarks.detection [--json FILE] [--rounds 30] [--detect-s 5]
 
-Two nodes train. Each rank has forked DataLoader workers, which inherit its sockets and outlive it for a moment. One
-round harms the first node and measures until the second node's session gets the new generation:
+Two nodes train. Each rank has forked DataLoader workers, which inherit the rank's sockets and outlive the rank for a
+moment. One round harms the first node and measures the time until the second node's session gets the new generation:
 
 - rank killed: SIGKILL to its rank's process
-- rank frozen: SIGSTOP to it, which its agent sees through the kernel (a third of the rounds)
-- node killed: SIGKILL to its agent, whose ranks die with it (a third of the rounds)
+- rank frozen: SIGSTOP to its rank's process; the agent sees the kernel's state of the process (a third of the rounds)
+- node killed: SIGKILL to its agent; the ranks die with their agent (a third of the rounds)
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Nodes:
 
 
 def measure(nodes: Nodes, rounds: int, harm: Callable[[int], None], mend: Callable[[], None]) -> list[float]:
-    """Return the seconds from the harm to the new generation of each round, sorted."""
+    """Return, for each round, the seconds from the signal to the new generation, sorted."""
     found = []
     for _ in range(rounds):
         generation = nodes.settled()

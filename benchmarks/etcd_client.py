@@ -1,10 +1,10 @@
-"""Our etcd client against a bare stub: 64 writers, one guarded transaction after another.
+"""Our etcd client compared with a bare gRPC stub: 64 writers, each with one guarded transaction after another.
 
     python -m benchmarks.etcd_client [--json FILE] [--members 3] [--fsync] [--rounds 21]
 
 Both sides send the same transaction (one compare, one put of 64 bytes) over one connection to a local etcd, and
-alternate. The figure is the median over the rounds of ours ÷ bare, and its spread. Without fsync and with one member
-etcd is as fast as it can be, so the client's share is largest.
+alternate. The figure is the median over the rounds of ours ÷ bare, and its spread. etcd is fastest without fsync and
+with one member, so the client's share of the time is then largest.
 """
 
 from __future__ import annotations

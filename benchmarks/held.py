@@ -1,12 +1,12 @@
-"""What members cost that do nothing: memory and CPU of the replicas, and writes to etcd.
+"""Cost of idle members: memory and CPU of the replicas, and writes to etcd.
 
     python -m benchmarks.held [--json FILE] [--seconds 20] [--many 10000]
 
 Three coordinators over three etcd members, all on this machine. Two settings:
 
 - at rest: 100 members, one connection each. Figures: the CPU of each replica, and the growth of etcd's revision.
-- many: 10,000 members over the three replicas, in jobs of 1,000, with 50 streams a connection. The members are
-  simulated, each by the stream and session that a replica holds for it. Memory is the growth of the replicas.
+- many: 10,000 members over the three replicas, in jobs of 1,000, with 50 streams a connection. A simulated member is
+  only its stream and its session at the replica. Memory is the growth of the replicas' memory.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How soon the next leader acts: its first fenced write, after the old one was killed, frozen or stopped.
+"""Time from the kill, freeze or stop of the leader until the next leader's first fenced write.
 
     python -m benchmarks.leader_failover [--json FILE] [--signal KILL|STOP|TERM] [--kills 20]
 
-Three coordinators over etcd, and a job whose members are only keys. In each round the leader gets a signal and a
-member's key is deleted at the same moment, so that a new generation is due at once. The time ends when etcd shows the head that
-the next leader wrote under its fence.
+Three coordinators over etcd, and a job whose members are only keys. In each round the leader gets a signal, and a
+member's key is deleted at the same moment, so that a new generation is due immediately. The time ends when etcd has
+the world's head that the next leader wrote under its fence.
 
-- killed: SIGKILL; a follower finds its port refused and deposes it
-- frozen: SIGSTOP; the followers notice it when its lease ends
-- stopped: SIGTERM; it resigns
+- killed: SIGKILL; a follower finds the leader's port refused and deposes the leader
+- frozen: SIGSTOP; the followers notice the freeze when the leader's lease expires
+- stopped: SIGTERM; the leader resigns
 
-Meanwhile the members of another job, in a separate process and with sessions at all three coordinators, meet at
-barriers and save checkpoints: none may fail.
+Meanwhile the members of another job meet at barriers and save checkpoints, from a separate process with sessions at
+all three coordinators. No barrier and no save may fail.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Observer:
         self.instance = InstanceId(uuid.uuid4().hex)
 
     async def serve(self) -> None:
-        """Register as the replica that serves the members, so that they are not orphans."""
+        """Register as the replica that serves the members, so that the members do not count as orphans."""
         record = encode(Replica(instance=self.instance, address="127.0.0.1:1"))
         put = Put(key=KEYS.replica("of-the-benchmark"), value=record)
         await self.executor.execute(Txn(success=(put,)))
 
     async def register(self, worker: str) -> None:
-        """Add a member; the world grows at once."""
+        """Add a member; the world grows immediately."""
         spec = JobSpec(max_workers=2, settle_s=0.0, max_no_progress_generations=1_000_000)
         registration = Registration(worker=WorkerId(worker), boot=BootId(uuid.uuid4().hex), spec=spec)
         await self.executor.settle(
@@ -117,7 +117,7 @@ async def observing(cluster: LocalCluster) -> AsyncIterator[Observer]:
 
 
 async def round_(cluster: LocalCluster, observer: Observer, harm: Callable[[Child], None]) -> float:
-    """Harm the leader once; return the seconds until the next leader has written."""
+    """Send the signal to the leader once; return the seconds until the next leader has written."""
     await observer.register("b")
     before = await observer.head(lambda head: head.record.members == 2)
     leader = await asyncio.to_thread(cluster.leader)
@@ -137,7 +137,7 @@ def _mend(leader: LocalCoordinator) -> None:
 
 
 class Meanwhile:
-    """The barriers and saves that continue meanwhile; `report` ends them and returns their figures."""
+    """The barriers and saves of the other job; `report` ends them and returns their figures."""
 
     def __init__(self, endpoints: str, folder: Path) -> None:
         self._program = subprocess.Popen(
@@ -161,7 +161,7 @@ class Meanwhile:
 
 
 async def measure(rounds: Mapping[str, int], members: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return the sorted seconds of each kind of harm, and the report of the barriers and saves."""
+    """Return the sorted seconds for each signal, and the report of the barriers and saves."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         cluster = await asyncio.to_thread(

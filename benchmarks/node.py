@@ -6,7 +6,7 @@ One coordinator over one etcd member, on this machine. The script attaches by `s
 at a barrier, and waits. It does not use torch, so that only Strata's part is measured.
 
 - cold: from the agent's `rank.started` until `strata.connect()` has returned, in newly started processes
-- warm: the same, in waiting processes that have done their imports (a rank is killed, the next generation starts)
+- warm: the same, in warm processes, which have done their imports (a rank is killed, the next generation starts)
 - pss: proportional memory of the agent and its ranks together, without warm processes
 
 `--strata` is the command of another clone to compare with: `--strata "/there/.venv/bin/strata"`.
@@ -45,7 +45,7 @@ time.sleep(1000)
 """
 LIMIT_S: Final = 60.0
 WARM_S: Final = 4.0
-"""Time for the imports of the waiting processes."""
+"""Time for the imports of the warm processes."""
 
 
 class Node:

@@ -1,18 +1,18 @@
-"""How soon a training steps again after a rank was killed or frozen, beside stock torchrun.
+"""Time from the kill or freeze of a rank until training goes on, compared with stock torchrun.
 
     python -m benchmarks.recovery [--json FILE] [--rounds 5] [--kills 3] [--calm-s 10] [--detect-s 5]
 
 Three nodes of one rank train a small model with DistributedDataParallel over gloo. `strata run` on three coordinators
-and torchrun with its c10d rendezvous alternate, `--rounds` times. In each turn a rank is killed `--kills` times, a
-different one each time, always after `--calm-s` of training. By then `strata run` has its next processes warm;
-without that pause every kill would wait for torch's import, as under torchrun. Two times are taken:
+and torchrun with its c10d rendezvous alternate, `--rounds` times. In each turn `--kills` ranks are killed, one after
+another, each after `--calm-s` of training. By then `strata run` has warmed up the processes of the next generation;
+without this pause every kill would wait for torch's import, as under torchrun. Two times are measured:
 
 - notified: until the other nodes' agents get the new world (Strata only: torchrun's agents log nothing)
 - again: until every rank has trained a step in a new process
 
-torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts sometimes fail. At the end of each Strata
-turn a rank is frozen with SIGSTOP, so that its peers hang in gloo. torchrun's reaction to that is observed once, for a
-minute: gloo waits for a peer until the group's timeout of 30 minutes.
+torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts sometimes fail. At the end of each
+Strata turn a rank is frozen with SIGSTOP, so that its peers hang in gloo. torchrun's reaction to a freeze is observed
+once, for a minute only, because gloo waits 30 minutes for a peer (the group's timeout).
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Training(Protocol):
 
     @abstractmethod
     def end(self) -> None:
-        """Kill all of its processes."""
+        """Kill all processes of the training."""
 
 
 def steady(
     record: Record, after: frozenset[int] = frozenset(), *, limit_s: float = LIMIT_S
 ) -> dict[int, int]:
-    """Return the processes of all ranks, by rank, once each trains; none of them is in `after`."""
+    """Return the processes of all ranks, by rank, once each process trains; processes in `after` do not count."""
 
     def ranks(events: list[Event]) -> dict[int, int]:
         newest = {int(e["rank"]): int(e["pid"]) for e in events if e["event"] == "begin"}
@@ -95,7 +95,7 @@ class UnderStrata:
             self._talkers.append(Talker(command, name=name, record=self.record, env=_environment()))
 
     def notified(self, after: float, victim: int) -> list[float]:
-        """Return when each other node got a changed world, after the moment `after`."""
+        """Return when each other node got a changed world; worlds up to the moment `after` do not count."""
         source = next(e["source"] for e in self.record.of("rank.started") if e["pid"] == victim)
         first: dict[str, float] = {}
         for event in self.record.events:
@@ -136,7 +136,7 @@ def _environment() -> dict[str, str]:
 
 
 def _end(talkers: Sequence[Talker]) -> None:
-    """Kill every process of these, also those that are frozen or in a process group of their own."""
+    """Kill all of these processes, including frozen ones and leaders of process groups."""
     for talker in talkers:
         for pid in {talker.pid, *talker.family()}:
             try:
@@ -151,7 +151,7 @@ def _end(talkers: Sequence[Talker]) -> None:
 def harmed(
     training: Training, victim_rank: int, number: int, *, calm_s: float, limit_s: float = LIMIT_S
 ) -> tuple[float, float, int]:
-    """Signal a rank's process; return when, the seconds until all ranks trained anew, and its pid."""
+    """Signal a rank's process; return the time of the signal, the seconds until all ranks train again, and the pid."""
     ranks = steady(training.record)
     time.sleep(calm_s)
     began = time.monotonic()

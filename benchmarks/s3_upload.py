@@ -1,12 +1,13 @@
-"""A checkpoint's image to S3, against boto3's own upload of the same bytes to the same server.
+"""Upload of a checkpoint's image to S3, compared with boto3's upload of the same bytes to the same server.
 
     python -m benchmarks.s3_upload [--json FILE] [--megabytes 512] [--rounds 7]
 
-The server stores nothing and shares the machine's cores with the client, so the client's work is measured. Sides
-alternate. A round's ratio is boto3's time ÷ ours. Ours also hashes every chunk, as a save does; boto3 has its defaults
-(parts of 8 MiB, ten threads). CPU is that of all threads of this process, and the kernel's part of it. The minimum for
-any client is measured beside it: hashing the bytes once, and sending them over as many plain sockets as ours. On
-loopback a sender's CPU time includes much of the receiver's work, so the kernel's part depends on the machine.
+The server stores nothing and shares the machine's cores with the client, so the client's work is measured. The two
+uploads alternate. A round's ratio is boto3's time ÷ ours. Ours also hashes every chunk, as a save does; boto3 has its
+defaults (parts of 8 MiB, ten threads). CPU time is that of all threads of this process; the kernel's part of it is
+also shown. The minimum for any client is measured too: hashing the bytes once, and sending them over as many plain
+sockets as our upload has. On loopback a sender's CPU time includes much of the receiver's work, so the kernel's part
+depends on the machine.
 """
 
 from __future__ import annotations

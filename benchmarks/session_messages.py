@@ -2,10 +2,10 @@
 
     python -m benchmarks.session_messages [--json FILE] [--streams 16] [--messages 20000] [--runs 5]
 
-Two client processes hold the streams. Both servers run grpc.aio on uvloop, get the same messages, and take turns. Only
-the server's own CPU time counts, so that clients on the same cores do not distort it:
+Two client processes hold the streams. Both servers run grpc.aio on uvloop, get the same messages, and take turns.
+Only the server's own CPU time counts, so that clients on the same cores do not distort the figures:
 
-- progress: Progress, which gets no answer (a fence call ends each batch); bare: read and discarded
+- progress: Progress messages, which get no answer (each batch ends with a call that waits); bare: read and discarded
 - echo: Call(GetWorld) and its Reply, 8 in flight on a stream; bare: read, and the reply written
 - unary: Members.Heartbeat, 8 in flight on a channel; bare: an immediate answer
 """
@@ -42,13 +42,13 @@ class Peer:
         self.first = self.answer()
 
     def tell(self, line: str) -> None:
-        """Send it a request."""
+        """Send the process a request."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return its next line."""
+        """Return the next line from the process."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

@@ -1,10 +1,10 @@
-"""How long the leader takes to assign shards when a member leaves or joins, and how many move.
+"""How long the leader takes to assign shards when a member leaves or joins, and how many shards move.
 
     python -m benchmarks.shard_assignment [--json FILE] [--shards 10000] [--members 100] [--runs 60]
 
-Every run changes the members by one, so no result is cached from the run before. Positions on the ring are the same in
-every process and are computed once. Times are the thread's own CPU time, so that other work on the same cores does not
-distort them. The reference in the same run is sorting as many random numbers as there are shards.
+Every run adds or removes one member, so no cached result of an earlier run applies. Positions on the ring are the
+same in every process and are computed once. Times are the thread's own CPU time, so that other work on the same cores
+does not distort them. The reference in the same run is sorting as many random numbers as there are shards.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What it costs a rank to measure and report each step, against the time of the step.
+"""Cost for a rank of measuring and reporting each step, relative to the time of the step.
 
     python -m benchmarks.step_report [--json FILE] [--steps 100] [--step-ms 100] [--ranks 1000]
 
-A step is `--step-ms` of numpy in the trainer's thread. Each goes through `ComputeTimer` and `RankClient.progress`; the
-client's thread keeps the window and sends ten messages a second. The CPU time that both threads use for this counts,
-because the client's thread needs the GIL too. Also measured: how long a replica takes to diagnose a job of `--ranks`.
+A step is `--step-ms` of numpy in the trainer's thread. Each step goes through `ComputeTimer` and
+`RankClient.progress`. The client's thread keeps the window of recent steps and sends ten messages a second. The CPU
+time of both threads counts, because the client's thread needs the GIL too. Also measured: how long a replica takes to
+diagnose a job of `--ranks`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def work(seconds: float, matrix: np.ndarray[Any, Any]) -> None:
     """Use the processor for so many seconds of CPU time."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
-        matrix @ matrix  # only the time counts
+        matrix @ matrix  # the result is not used: the call takes CPU time
 
 
 def train(steps: int, step_s: float) -> dict[str, Any]:

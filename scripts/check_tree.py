@@ -1,11 +1,11 @@
-"""Rules for the tree that no linter knows, checked over the files that git tracks.
+"""Rules for the tree that no linter checks, applied to the files that git tracks.
 
 - a hand-written .py or .proto file has at most 500 lines: split a longer one;
-- no file names a registry's host or a path of one machine: a clone gets both from its environment;
+- no file names the host of a package registry or a path of one machine: a clone gets both from its environment;
 - a folder has at most 18 files: split a larger one;
-- no identifier has a retired word: docs/glossary.md has the word that the field uses;
-- a unit test of the coordinator, the core, the client or checkpoints uses no private name of the product: it tests
-  the module's promises, so that the implementation can change.
+- no identifier has a retired word: docs/glossary.md has the field's word for it;
+- a unit test of the coordinator, the core, the client or checkpoints uses no private name of Strata: the test
+  checks a module's promises, so that the implementation can change.
 """
 
 import ast
@@ -20,7 +20,7 @@ MAX_LINES = 500
 MAX_FILES = 18
 GENERATED = ("strata/v1/", "strata/etcdapi/")
 FLAT = frozenset({"benchmarks", "docs", "docs/adr", "docs/images/dashboard", "tests/planted", "tests/ranks"})
-"""Folders without a file limit, because other files name theirs: benchmarks, decisions, pictures, patches, programs."""
+"""Folders without a file limit, because other files name the files in them (benchmarks, pictures, patches, …)."""
 RETIRED = frozenset(
     [
         "ailment",
@@ -57,7 +57,7 @@ RETIRED = frozenset(
         "untold",
     ]
 )
-"""Words that the field does not use, so that no identifier may have them; see docs/glossary.md."""
+"""Words that the field does not use. No identifier may have them; see docs/glossary.md."""
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 BANNED = {
     "a registry's host": re.compile(
@@ -72,7 +72,7 @@ NOT_YET = frozenset(
     f"tests/unit/client/{name}.py"
     for name in ("fake_rank", "rank/test_connect", "rank/test_rank_client", "rank/test_rank_ending")
 )
-"""These tests use the internals of the rank's client, and go when that is replaced."""
+"""These tests use the internals of the rank's client. They will be removed when that client is replaced."""
 OF_LIBRARIES = frozenset(
     {"_current_frames", "_exit", "_metadata", "_rebuild_tensor_v2", "_sleep", "_utils", "_version"}
 )

@@ -1,7 +1,8 @@
 """Runs the quick unit tests under the oldest and the newest versions that Strata supports: `make test-versions`.
 
-Each environment lies below `.strata/versions`. The oldest has each dependency of pyproject.toml at its lower bound; the
-newest has whatever the registry offers within the bounds. Pythons that are not on PATH are named and left out.
+Each environment is below `.strata/versions`. The oldest has each dependency of pyproject.toml at its lower bound. The
+newest has the newest versions that the registry offers within the bounds. Python versions that are not on PATH are
+named and skipped.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
         client.barrier("ready")
 
 Names are imported when they are first used, so importing this package is cheap and does not import grpc. A standalone
-process must import this package before grpc: gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, at its import. Unless the
-variable is 0 then, forked DataLoader workers of a process with a session crash.
+process must import this package before grpc: gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, at its import. If the
+variable is not 0 at that moment, forked DataLoader workers of a process with a session crash.
 """
 
 from __future__ import annotations

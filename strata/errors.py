@@ -1,8 +1,8 @@
 """Every error a caller of Strata can see.
 
 Each error states its cause, what to do next (`hint`), and whether the same call may be repeated (`retryable`). Errors
-of grpc, of a storage library or of the operating system never reach a caller: the layer that catches them converts them
-into one of these.
+of grpc, of a storage library or of the operating system never reach a caller: the layer that catches such an error
+converts it into one of these classes.
 
 `strata.wire.status` maps every class here to a gRPC status and back, by `code`.
 """
@@ -19,8 +19,8 @@ _USERINFO: Final = re.compile(r"://[^/\s'\"]*@")
 def redacted(text: str) -> str:
     """Return `text` without the users and passwords of the URLs in it.
 
-    Strata's own addresses have none (`config.userinfo`), but a library's message about a proxy or a server may. So
-    every error message and log line goes through this function.
+    Strata's own addresses contain neither (`config.userinfo` refuses both), but a library's message about a proxy
+    or a server may contain them. So every error message and log line goes through this function.
     """
     return _USERINFO.sub("://…@", text) if "@" in text else text
 
@@ -34,7 +34,7 @@ class StrataError(Exception):
     code: ClassVar[str] = "STRATA"
     retryable: ClassVar[bool] = False
     lasting: bool = False
-    """Whether every restart of the same program would fail with it again, until somebody fixes its cause."""
+    """Whether every restart of the same program would fail with this error again until somebody fixes the cause."""
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -74,7 +74,7 @@ class Refused(StrataError):
 
 
 class Conflict(Refused):
-    """The requested object is already held by another caller (an id that is alive elsewhere, for example)."""
+    """The requested object already belongs to another caller (for example, an id that another live process uses)."""
 
     code = "CONFLICT"
 
@@ -113,7 +113,7 @@ class StaleIncarnation(Refused):
 
 
 class ClusterReplaced(StrataError):
-    """The cluster behind the endpoints is not the one this session began with, or its etcd has lost data."""
+    """The cluster behind the endpoints is not the cluster that this session began with, or its etcd has lost data."""
 
     code = "CLUSTER_REPLACED"
     default_hint = (
@@ -154,7 +154,7 @@ class TransportBroken(Unavailable):
 
 
 class OutcomeUnknown(StrataError):
-    """The request may have taken effect, and repeating it can no longer tell."""
+    """The request may have taken effect, and repeating the request can no longer show whether it did."""
 
     code = "OUTCOME_UNKNOWN"
     default_hint = "read the current state before you repeat the request"
@@ -179,8 +179,8 @@ class BarrierTimeout(BarrierBroken):
 class StorageError(StrataError):
     """Reading or writing a storage root failed.
 
-    `transient` names in a few words a cause that may pass ("disk full"); "" if somebody has to fix it. `lasting` is
-    true if the cause is known to be a permission, a name or a setting.
+    `transient` names in a few words a cause that may pass ("disk full"); "" if somebody has to fix it. `lasting`
+    is true if the cause is known to be a permission, a name or a setting.
     """
 
     code = "STORAGE"

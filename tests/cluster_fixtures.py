@@ -27,7 +27,7 @@ from tests.processes import LIMIT_S, Record, Talker
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = ROOT / "tests" / "ranks"
 DETECT_S = 2.0
-"""The failure detection timeout: short, for tests to which it does not matter."""
+"""The failure detection timeout of tests that do not depend on it: short."""
 
 _numbers = itertools.count(1)
 
@@ -59,7 +59,7 @@ def cluster(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -
 def start_cluster(
     etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartCluster]:
-    """A function that starts a cluster for this module, whose processes tests may kill and freeze."""
+    """A function that starts a cluster for this module; tests may kill and freeze the cluster's processes."""
     with contextlib.ExitStack() as running:
 
         def start(
@@ -150,7 +150,7 @@ class Nodes:
         return self.strata("run", *given, *options, "--", *command, name=node, env=env)
 
     def end(self) -> None:
-        """Kill the processes that still run, and check that none is left."""
+        """Kill the processes that still run, and check that no process is left."""
         for talker in self.talkers:
             talker.child.resume()
             talker.child.kill()
@@ -179,7 +179,7 @@ def run_strata(
 
 
 def shown(words: str, *command: str, limit_s: float = 15.0) -> str:
-    """Return a command's output once it contains these words: another replica may learn of a change later."""
+    """Return a command's output once it contains these words: other replicas see a change a little later."""
     deadline = time.monotonic() + limit_s
     while words not in (printed := run_strata(*command)[1]):
         assert time.monotonic() < deadline, f"{words!r} is not in:\n{printed}"

@@ -1,7 +1,7 @@
 """Settings that all tests share: where temporary files go, what a machine may lack, hypothesis profiles.
 
-Nothing here starts a process. Helpers that start processes use `strata.processes.children`: those children die with
-the test that started them, also if that test is killed.
+Nothing here starts a process. Helpers that start processes use `strata.processes.children`: such children die with
+the process that started them, even if that process is killed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from tests.durations import Recorder
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Tests write their files inside the clone. pytest keeps its last three folders there, numbered, so that several
-# runs do not disturb each other. The path is short because the path of a Unix socket has at most 107 bytes.
+# Tests write their files inside the clone, in a folder for each run. pytest numbers these folders and keeps the last
+# three, so several runs do not disturb each other. The path is short because the path of a Unix socket has at most
+# 107 bytes.
 _temporary = ROOT / ".strata" / "tmp"
 _temporary.mkdir(parents=True, exist_ok=True)
 os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_temporary)
 tempfile.tempdir = None
 
-# gRPC reads this once, at import: without it, a child forked from a process with grpc.aio crashes.
+# gRPC reads this variable once, at import. Without it a child that is forked from a process with grpc.aio crashes.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# torch looks up the name of the other end of every connection of its stores. Tests reach this machine only and must
-# not wait 10 s a connection for a slow, distant name service (seen: a minute until two ranks met).
+# torch looks up the name of the other end of every connection of its stores. Tests connect to this machine only. With
+# a slow, distant name service each connection waited 10 s (seen: a minute until two ranks met).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# A shell without job control starts background commands with SIGINT and SIGQUIT ignored, `nohup` with SIGHUP
-# ignored, and children inherit that: a command that a test interrupts would never end. A handler becomes the default
-# action in every program that this process starts. The handler for SIGHUP does nothing, so that the run outlives its
-# terminal.
+# A shell without job control starts background commands with SIGINT and SIGQUIT ignored; `nohup` does so with SIGHUP.
+# Children inherit an ignored signal, so a command that a test interrupts would never end. A handled signal, in
+# contrast, has its default action in every program that this process starts. The handler for SIGHUP does nothing, so
+# that the run outlives its terminal.
 for _number, _handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
@@ -49,8 +50,8 @@ for _number, _handler in (
         signal.signal(_number, _handler)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-# No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a search
-# over night: HYPOTHESIS_PROFILE=thorough make test
+# No deadline: on a busy two-core machine any example is slow now and then. "thorough" is for a search overnight:
+# HYPOTHESIS_PROFILE=thorough make test
 hypothesis.settings.register_profile("default", deadline=None, database=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -104,9 +105,9 @@ Need = Callable[[str, bool, str], None]
 
 
 def need(capability: str, present: bool, hint: str) -> None:
-    """Continue if `present`; otherwise skip, or fail if STRATA_REQUIRE lists the capability.
+    """Continue if `present`; otherwise skip the test, or fail it if STRATA_REQUIRE lists the capability.
 
-    CI lists there what its machine has, so that no test is skipped unnoticed.
+    CI lists the capabilities of its machine in STRATA_REQUIRE, so that no test is skipped unnoticed.
     """
     if present:
         return

@@ -1,4 +1,4 @@
-"""Checks if a process that crashes here leaves a core file in its folder."""
+"""Checks whether a process that crashes on this machine leaves a core file in its folder."""
 
 from __future__ import annotations
 

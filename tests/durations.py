@@ -3,11 +3,12 @@
     python -m tests.durations            refuse a test above LIMIT_S without a marker (make check)
     python -m tests.durations --update   take new tests, as the last run here measured them, into the tracked file
 
-A run of pytest writes what it measured to RECORD, which git ignores. The tracked file holds what tests take one after the
-other on an idle machine. On a slower machine, or beside others, a test takes longer, and not all by the same factor. So
-the time of a test that is not in the tracked file is divided by a factor: of the tests that are, nine of ten took at
-most that many times as long as the tracked file says. A time in the tracked file is never changed: delete its line to
-have the test measured again. The files that take longest begin first (`tests.side_by_side`).
+A run of pytest writes its measurements to RECORD, which git ignores. The tracked file has the times of tests that run
+one after another on an idle machine. On a slower machine, or beside other tests, a test takes longer. So a measured
+time of a test that is not in the tracked file is divided by this run's slowness. The slowness is a factor: nine of
+ten tests in the tracked file took at most so many times their tracked time. A time in the tracked file is never
+changed: delete its line to have the test measured again. The files that take longest begin first
+(`tests.side_by_side`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Duration:
 
 
 Key = tuple[str, str]
-"""A test function (`file::function`) and its marker; cases of one function may differ in their markers."""
+"""A test function (`file::function`) and its marker. The cases of one function may have different markers."""
 Durations = Mapping[Key, Duration]
 
 
@@ -98,7 +99,7 @@ def write(durations: Durations, path: Path) -> None:
 
 
 def slowness(tracked: Durations, record: Durations) -> float:
-    """Return the factor within which nine of ten tests slowed down against the tracked file; at least 1."""
+    """Return the factor by which nine of ten tests were at most slower than the tracked file says; at least 1."""
     ratios = [record[key].all_s / took.all_s for key, took in tracked.items() if key in record]
     return max(1.0, statistics.quantiles(ratios, n=10)[-1]) if len(ratios) >= ENOUGH else 1.0
 

@@ -1,4 +1,4 @@
-"""Polling for the result of another process or thread that sends no event."""
+"""Polling for the result of a process or thread that sends no event."""
 
 from __future__ import annotations
 

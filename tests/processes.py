@@ -6,8 +6,8 @@
     assert node.join() == 0
     node.wait_quiet()                                          # no process holds its output any more
 
-A thread reads each process's output as it comes, so each event carries the time at which it was received. Children
-and their children inherit the output: its end proves that none of these processes is left.
+A thread reads each process's output as it is written, so each event has the time at which it was received. All
+descendants of a process inherit its output, so the end of the output proves that none of them is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strata.processes.children import Child
 LIMIT_S = 40.0
 """How long to wait for an event that must happen: far longer than it takes on a busy machine."""
 MARK = "TALKER_MARK"
-"""An environment variable of every process that a talker starts, and of their children."""
+"""An environment variable of every process that a talker starts, and of all descendants."""
 
 Event = dict[str, Any]
 _T = TypeVar("_T")
@@ -52,14 +52,15 @@ class Record:
             return list(self._events)
 
     def of(self, kind: str, **facts: object) -> list[Event]:
-        """Return the events of one kind that have these facts."""
+        """Return the events of one kind that have these fields."""
         return _chosen(self.events, kind, facts)
 
     def until(self, what: str, found: Callable[[list[Event]], _T], *, limit_s: float = LIMIT_S) -> _T:
         """Return the first true answer of `found` over all events; fail with the events received so far.
 
-        It fails once no event at all arrives for `limit_s`, because a training takes its time on a busy machine.
-        If other processes keep writing, only the test's own time limit ends the wait.
+        The wait fails once no event at all arrives for `limit_s`: it is no limit of the whole wait, because a
+        training is slow on a busy machine. If other processes keep writing, only the test's own time limit ends the
+        wait.
         """
         with self._changed:
             while not (answer := found(self._events)):
@@ -71,7 +72,7 @@ class Record:
             return answer
 
     def wait(self, kind: str, *, count: int = 1, limit_s: float = LIMIT_S, **facts: object) -> list[Event]:
-        """Return the events of one kind that have these facts, once there are `count` of them."""
+        """Return the events of one kind that have these fields, once there are `count` of them."""
 
         def enough(events: list[Event]) -> list[Event]:
             chosen = _chosen(events, kind, facts)
@@ -80,7 +81,7 @@ class Record:
         return self.until(f"{count} x {kind} {facts}", enough, limit_s=limit_s)
 
     def wait_one(self, kind: str, *, limit_s: float = LIMIT_S, **facts: object) -> Event:
-        """Return the first event of one kind that has these facts."""
+        """Return the first event of one kind that has these fields."""
         return self.wait(kind, count=1, limit_s=limit_s, **facts)[0]
 
     def wait_line(self, part: str, *, limit_s: float = LIMIT_S) -> str:
@@ -103,7 +104,7 @@ def _chosen(events: list[Event], kind: str, facts: Mapping[str, object]) -> list
 
 
 class Talker:
-    """A child process with the output of it and its children; the `source` of their events is its name."""
+    """A child process, and its output and that of its children. The `source` of these events is the talker's name."""
 
     def __init__(
         self,
@@ -148,7 +149,8 @@ class Talker:
     def join(self, limit_s: float = LIMIT_S) -> int:
         """Return the exit code once the process has ended and all of its output was read.
 
-        Its children may still run and hold the output. It fails once no event at all arrives for `limit_s`.
+        The children of the process may still run and write. The wait fails once no event at all arrives for
+        `limit_s`.
         """
         received = len(self.record.events)
         while True:
@@ -211,7 +213,7 @@ def wait_exit(pid: int, limit_s: float) -> bool:
 
 
 def _event(line: bytes) -> Event:
-    """Return the event in a line; half a line of another process may stand before the JSON."""
+    """Return the event in a line; part of another process's line may precede the JSON."""
     text = line.decode(errors="replace").rstrip("\n")
     begin = text.find('{"')
     if begin >= 0:

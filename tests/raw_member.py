@@ -1,4 +1,4 @@
-"""One member's process, played by a test: it speaks the session's protocol and nothing more."""
+"""A test's stand-in for one member's process: it speaks the session's protocol and does nothing else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from strata.v1 import barriers_pb2, checkpoints_pb2, members_pb2, session_pb2, w
 from strata.v1.session_pb2 import Down, Up
 
 Dial = Callable[[str, str], AbstractAsyncContextManager[Any]]
-"""From a worker's name and a replica's name to the dialling end of a session's link."""
+"""Takes a worker's name and a replica's name; opens a session's link for the worker."""
 
 
 class Member:
-    """One member's process: sends what the test has it send, and records the messages it receives."""
+    """One member's process: sends the test's messages, and records the messages it receives."""
 
     def __init__(
         self,

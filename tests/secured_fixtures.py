@@ -59,7 +59,7 @@ def flags(credentials: Credentials) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def secured(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """Three coordinators that require client certificates, over an etcd that does, too."""
+    """Three coordinators that require client certificates, over an etcd that requires them too."""
     folder = tmp_path_factory.mktemp("secured")
     authority = Authority.create(folder / "ca", cluster="default", now=NOW)
     etcd = issued(authority, folder / "etcd", Role.ETCD, "etcd-1")

@@ -1,8 +1,9 @@
 """Distributes the suite over several pytest processes (pytest-xdist).
 
-Most tests that take long wait for other processes, so more of them run than there are cores. All tests of a file run
-in one process, because its fixtures may start a cluster. Tests that start a container engine run in one process,
-because a run has one engine. The files that take longest come first, so that none of them is left for the end.
+Most tests that take long wait for other processes, so more tests run at a time than there are cores. All tests of a
+file run in one process, because its fixtures may start a cluster. Tests that start a container engine run in one
+process, because a run has one engine. The files that take longest run first, so that the run does not end with
+waiting for a long file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def scope(nodeid: str) -> str:
 
 
 def rank(nodeid: str) -> float:
-    """Return a test's position in the order of the run; equal ones keep the order of collection."""
+    """Return a test's position in the order of the run; tests with equal positions keep the order of collection."""
     return -_seconds(scope(nodeid))
 
 

@@ -1,4 +1,4 @@
-"""Programs on a terminal: their output, keys, job control, and if they restore the terminal at their end.
+"""Programs on a terminal: their output, keys, job control, and whether they restore the terminal when they end.
 
     with Screen(["strata", "top"], columns=80, rows=24) as screen:
         screen.wait_for("cluster default")
@@ -6,8 +6,8 @@
         assert screen.ended() == 0
         assert screen.is_restored()
 
-A small shell of ours runs the program as its foreground job, returns when Ctrl-Z stops the job, and resumes it at
-`go_on`.
+A small shell in this module runs the program as its foreground job, reports when Ctrl-Z stops the job, and resumes
+the job at `go_on`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.processes import LIMIT_S
 ROOT = Path(__file__).resolve().parent.parent
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[78DM=>])")
 
-# argv[1]: the descriptor on which the shell reports the state of the job, and receives when to resume it
+# argv[1]: the descriptor on which the shell reports the state of the job, and receives the request to resume the job
 SHELL = """
 import fcntl, os, signal, sys, termios
 told = int(sys.argv[1])
@@ -145,7 +145,7 @@ class Screen:
         return code
 
     def is_restored(self) -> bool:
-        """Return True if the terminal has its first modes, its main screen, a cursor, and scrolls all lines."""
+        """Return whether the terminal has its first modes, its main screen and a cursor, and scrolls all lines."""
         self._read(0.1)
         modes = termios.tcgetattr(self._theirs) == self._modes
         screens = self.raw.rfind("\x1b[?1049l") >= self.raw.rfind("\x1b[?1049h")

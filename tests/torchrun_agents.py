@@ -15,7 +15,8 @@ from tests.processes import Talker
 def entry_points(folder: Path) -> Path:
     """Return a folder for PYTHONPATH with the entry points of pyproject.toml.
 
-    An environment that was installed before an entry point was added lacks it; a duplicate does no harm.
+    An environment that was installed before an entry point was added lacks this entry point; a duplicate does no
+    harm.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     group = project["entry-points"]["torchrun.handlers"]

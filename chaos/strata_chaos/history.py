@@ -1,8 +1,9 @@
 """Histories: JSON lines of operations and events, written by clients, nemesis and observer for the checkers.
 
 Only one process writes a history, and it only appends. Each line is one `write` to a file opened for appending. A
-killed process therefore leaves whole lines and at most one torn line, the last. The writer buffers nothing: a record
-survives the death of its process. Limit: it may not survive the death of the machine, which would end the run anyway.
+killed process therefore leaves whole lines, except that its last line may be torn. The writer buffers nothing: a
+record survives the death of its process. Limit: it may not survive the death of the machine, which would end the run
+anyway.
 
 An operation leaves one line when it ends. An *announced* operation also leaves a line at its start, with `t1` null
 and the same `id`. If an announced operation has no second line, its process died during it, and its outcome is
@@ -178,9 +179,9 @@ def _wrong(body: dict[str, Any]) -> str:
 
 
 class History:
-    """All histories of a folder, or one file, read as a stream; it can be iterated repeatedly.
+    """All histories of a folder, or one file, read as a stream. It can be iterated more than once.
 
-    A torn last line was left by a killed process. It is noted in `torn` and skipped. Any other line that is not a
+    A killed process may leave a torn last line: the line is noted in `torn` and skipped. Any other line that is not a
     record raises `HistoryError`, because a checker must not guess.
     """
 

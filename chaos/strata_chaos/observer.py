@@ -2,15 +2,16 @@
 
     python -m strata_chaos.observer --etcd a:2379,b:2379,c:2379 --history observer.jsonl
 
-It watches from a given revision (`--start-revision 1`: from the beginning of a fresh etcd). It records each event
-with the key's previous create and mod revisions. A reconnect resumes after the last event seen. If etcd has compacted
-events that the observer has not seen, the observer records an `observer.gap`, and the verdict is unknown. A restarted
-observer resumes at the end of its history file. On SIGTERM it first catches up with etcd, and records in
-`observer.ended` whether it succeeded. Only if it succeeded does a key's absence from the record prove that the key
-was absent from etcd.
+The observer watches from a given revision (`--start-revision 1`: from the beginning of a fresh etcd). It records each
+event with the key's previous create and mod revisions. After a reconnect it resumes behind the last event seen. If
+etcd has compacted events that the observer has not seen, the observer records an `observer.gap`, and the verdict is
+unknown. A restarted observer resumes at the end of its history file. On SIGTERM it first catches up with etcd, and
+records in `observer.ended` whether it succeeded. Only if it succeeded does a key's absence from the record prove that
+the key was absent from etcd.
 
-It also reads the leader key linearizably about twice a second: `observer.sample`. Samples give revisions their times: a
-revision above the sample's was committed after the read began (`t0`); any other was committed before it ended (`t1`).
+About twice a second the observer also reads the leader key linearizably and records an `observer.sample`. Samples
+bound the commit times of revisions. A revision above the sample's was committed after the read began (`t0`); every
+other revision was committed before the read ended (`t1`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from strata_chaos.history import History, HistoryWriter, Outcome, Record
 SAMPLE_S: Final = 0.5
 RETRY_S: Final = 0.5
 CATCH_UP_S: Final = 20.0
-"""Limit for catching up at the end. It is longer than 15 s, when a silent watch is reopened on another member."""
+"""Limit for catching up at the end. It exceeds the 15 s after which a silent watch is reopened on another member."""
 CLIENT: Final = "observer"
 
 
@@ -48,7 +49,7 @@ class Seen:
     revision: int = 0
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
     at_revision: set[str] = field(default_factory=set)
-    """Keys with a recorded event of `revision`: an observer may die between two events of one revision."""
+    """Keys with a recorded event of `revision`; an observer may die between two events of one revision."""
 
     def take(self, key: str, mod_revision: int, create_revision: int | None) -> dict[str, int] | None:
         """Note an event; return the key's previous revisions. `create_revision` is None for a deletion."""
@@ -88,8 +89,8 @@ class Observer:
         """Record until `stop` is set; then continue until all earlier writes are recorded.
 
         `life` counts the times that etcd was lost and came back. If `start_revision` is 0, begin with a list of the
-        present keys. If `listed_at` is set, begin with a list of the keys at that revision, which is the revision of
-        the snapshot that etcd was restored from.
+        present keys. If `listed_at` is set, begin with a list of the keys at that revision: etcd was restored from a
+        snapshot of it.
         """
         self._note("observer.started", prefix=self._prefix, start_revision=start_revision, life=life)
         if listed_at and not self.seen.revision:

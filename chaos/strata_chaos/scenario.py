@@ -27,15 +27,16 @@ class Topology:
     coordinators: int = 3
     detect_s: float = 5.0
     tls: bool = False
-    """Whether every connection uses TLS with client certificates."""
+    """Whether all connections use TLS with client certificates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One program of `strata_chaos.workloads`, which has a separate job.
+    """One program of `strata_chaos.workloads`. Each workload has its own job.
 
-    `members` is the number of members that the job must have while no fault is in force (0: not checked). `barriers`:
-    whether the program passes barriers all the time. `options` become command line options of the program, unchanged.
+    `members` is the number of members that the job must have while no fault is in force (0: not checked). `barriers`
+    says whether the program passes barriers all the time. `options` become command line options of the program,
+    unchanged.
     """
 
     name: str
@@ -57,7 +58,7 @@ class ScriptedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFaults:
-    """Faults drawn by weight. Each begins `gap_s` after the previous one and lasts `hold_s`, two ranges of seconds.
+    """Faults drawn by weight. Each begins `gap_s` after the previous fault and lasts `hold_s`: ranges of seconds.
 
     At most `overlap` faults are in force at once.
     """
@@ -80,7 +81,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The contents of one scenario file."""
+    """The content of one scenario file."""
 
     name: str
     title: str
@@ -134,7 +135,7 @@ def find(name: str) -> Scenario:
 
 
 def read(path: Path) -> Scenario:
-    """Return the scenario in a file; a `ConfigError` names the fault in it."""
+    """Return the scenario in a file; a `ConfigError` names the mistake in the file."""
     own = "" if path.parent == scenario_folder() else str(path.absolute())
     try:
         text = path.read_text()

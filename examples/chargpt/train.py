@@ -3,8 +3,8 @@
     torchrun --rdzv-backend=strata --rdzv-endpoint=host1:50051,host2:50051,host3:50051 \
         --rdzv-id=gpt --nnodes=2:3 --nproc-per-node=1 --max-restarts=10 train.py
 
-`strata run -- python train.py` runs it as well, and so does `python train.py`, alone. It learns
-from the licence texts of Debian, and rank 0 writes a bit of one at the end.
+`strata run -- python train.py` runs this script too, and so does `python train.py`, as a standalone process. The
+model learns from the licence texts of Debian. At the end rank 0 writes a short text in their style.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def read_text(folder: Path) -> str:
-    """Return the texts of a folder in the order of their names; symbolic links repeat other files."""
+    """Return the texts of a folder in the order of their names, without symbolic links: these repeat other files."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
     return "\n\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 

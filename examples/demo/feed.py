@@ -40,7 +40,7 @@ class Feed:
         return fresh
 
     def of(self, kind: str, **facts: object) -> list[Event]:
-        """Return the events of one kind that have these facts, in the order of their times."""
+        """Return the events of one kind that have these fields, in the order of their times."""
         return [e for e in self.events if e["event"] == kind and all(e.get(k) == v for k, v in facts.items())]
 
     def generation(self) -> int:
@@ -56,7 +56,7 @@ class Feed:
 
 
 def wait_for(what: str, condition: Callable[[], bool], *, limit_s: float, poll_s: float = 0.05) -> float:
-    """Return the seconds until `condition` held; after the limit, raise a `TimeoutError` that names `what`."""
+    """Wait until `condition` is true; return the seconds. After the limit raise a `TimeoutError` that names `what`."""
     begin = time.monotonic()
     while not condition():
         if time.monotonic() - begin > limit_s:

@@ -1,10 +1,9 @@
-"""Strata's main job in one command: a training goes on while its control plane is shot at.
+"""Strata's purpose in one command: a training goes on although processes of its control plane are killed.
 
-Three etcd members, three coordinators and three nodes of one rank each, all on this machine, train
-a small convolutional net. On the way the leading coordinator, a rank, and etcd's leading member are
-killed with SIGKILL. What happened is printed with times; the exit status is 0 only when every kill
-took effect, every step was trained, no more was computed twice than since the last checkpoint, and
-the net can read.
+Three etcd members, three coordinators and three nodes of one rank each, all on this machine, train a small
+convolutional net. Meanwhile the leading coordinator, a rank, and etcd's leading member are killed with SIGKILL. The
+demo prints each event with its time. The exit status is 0 only if every kill took effect, every step was trained,
+only steps after the last checkpoint were computed twice, and the net recognises digits.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Demo:
         self.feed = Feed([folder / f"node-{i}.log" for i in range(1, NODES + 1)])
         self.nodes: list[Child] = []
         self.lost = 0
-        """Steps that were computed and committed in a checkpoint, and yet lost."""
+        """Steps that were committed in a checkpoint and lost nevertheless."""
 
     # -- output
 
@@ -63,7 +62,7 @@ class Demo:
         console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}", soft_wrap=True)
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Unless `holds`, record the failed check: the run continues, but its exit status is 1."""
+        """If `holds` is false, record the failed check: the run continues, but its exit status is 1."""
         if not holds:
             self.shortfalls.append(otherwise)
             self.say(f"[red]{otherwise}[/red]")
@@ -71,7 +70,7 @@ class Demo:
     # -- the run
 
     def run(self, cluster: LocalCluster) -> None:
-        """Train, with a kill at three points on the way."""
+        """Train, and kill a process at three points of the training."""
         self.client = CoordinatorClient.connect(cluster.endpoints, job=JOB)
         self._start_nodes(cluster)
         self._reach(1, "the first step", limit_s=START_S)

@@ -1,10 +1,10 @@
 """A data-parallel JAX training that survives: `strata run --job linear -- python train.py` on each node.
 
-`strata.init` joins, and its world says where the processes of this generation meet; JAX does the
-rest. Whichever process dies, process 0 and JAX's own coordination service included, all of them are
-started again, meet at a fresh address, and go on from the last committed checkpoint.
+`strata.init` joins the job and returns a world with the address at which the processes of this generation meet; JAX
+does the rest. If any process dies, even process 0 with JAX's own coordination service, all processes are started
+again. They meet at a new address and go on from the last committed checkpoint.
 
-Synthetic data: a linear map is learned back from noisy examples of it.
+The data is synthetic: the model learns a linear map from noisy examples of the map.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
 
     x, y = examples()
     while run.step < options.steps:
-        # the step number alone selects the samples, so they are the same in every world
+        # the step number alone selects the samples, so a step has the same samples in every world
         begin = run.step * BATCH % SAMPLES
         mine = [
             jax.make_array_from_process_local_data(by_sample, part)

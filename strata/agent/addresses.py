@@ -8,7 +8,7 @@ import socket
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this host's address on the route to `host`, which other nodes can reach too.
+    """Return the address that this host has on the route to `host`; other nodes can reach this address too.
 
     Without a name service or a route, return this host's name. Blocks while the name service does not answer.
     """

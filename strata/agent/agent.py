@@ -47,7 +47,7 @@ class AgentConfig:
     shown_endpoints: str
     """Value of STRATA_ENDPOINTS in the ranks' environment."""
     address: str = ""
-    """Address of this node for other nodes; "" means: found by the route to a coordinator."""
+    """Address of this node for other nodes; "" means the local address of the route to a coordinator."""
     join_timeout_s: float
     """How long the members of a world wait for each other."""
     preempt: str
@@ -95,7 +95,7 @@ class Admission(Protocol):
 
 
 class Agent:
-    """One member: its session with the coordinators, its reports to them, and the place of its ranks.
+    """One member: its session with the coordinators, its reports to the coordinators, and the place of its ranks.
 
     `socket`, `detect_s` and `admission` are set once the agent serves ranks.
     """
@@ -126,7 +126,8 @@ class Agent:
             self.admission.move(place, local_ranks)
 
     async def address(self) -> str:
-        """Return this node's address for other nodes: the configured one, or that of the route to the coordinators.
+        """Return this node's address for other nodes: the configured address, or the local address of the route
+        to a coordinator.
 
         Without a route, return the host's name; the next call looks for a route again. A slow name service delays the
         call.
@@ -144,7 +145,7 @@ class Agent:
     async def meet(
         self, update: WorldUpdate, payload: bytes, *, superseded: Awaitable[None]
     ) -> Mapping[int, bytes] | None:
-        """Return the payloads of the members of `update`'s world, by first rank, once every member has arrived.
+        """Return the payloads of `update`'s members, keyed by each member's first rank, once every member has arrived.
 
         Return None if that world did not start: it ended, `superseded` returned, or a member did not arrive in time.
         A missing member is reported as a rank exit, so that the generation ends and the reason names that member.
@@ -193,7 +194,7 @@ class Agent:
     async def request_common_stop(
         self, generation: int, why: str, *, timeout_s: float | None = None
     ) -> StopNotice | None:
-        """Request a common stop of all ranks of the generation; return the notice in force, None if there can be none.
+        """Request a common stop of all ranks of the generation; return the notice in force, or None.
 
         By `config.preempt`, either all members leave at that stop, or only this one. `Unavailable` if no coordinator
         answers in time.
@@ -215,7 +216,8 @@ class Agent:
     async def leave_once_reported(
         self, reason: str, *, shorten_deadline: asyncio.Event | None = None
     ) -> None:
-        """Leave the job for good once the exits of its ranks are durable, at the latest after `EXIT_REPORT_S`.
+        """Leave the job for good once the exits of this member's ranks are durable, at the latest after
+        `EXIT_REPORT_S`.
 
         After `REPORT_S`, setting `shorten_deadline` ends this wait.
         """

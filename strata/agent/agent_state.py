@@ -1,4 +1,4 @@
-"""Pure functions by which an agent judges a `WorldUpdate`: whether it ended a generation, is joined, is outdated."""
+"""Pure functions of a `WorldUpdate`: has a generation ended, does a member join, is the update outdated?"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_outdated(update: WorldUpdate, newest: WorldUpdate | None) -> bool:
 
 
 def lacks_members(update: WorldUpdate | None, *, handled: int) -> bool:
-    """Tell whether this member waits for other agents, and not because it is a spare or the job is paused."""
+    """Tell whether this member waits for other agents to join; a spare, or a member of a paused job, does not."""
     if update is None:
         return True
     if update.phase == JOB_PHASE_PAUSED:

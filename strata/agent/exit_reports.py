@@ -56,5 +56,6 @@ class ExitReports:
     def _reported(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # a newer world has ended the generation, or the session has ended: then another task raises its error
+            # a newer world has ended the generation, or the session has ended: then another task raises the
+            # session's error
             log.info("rank.report_dropped", task=task.get_name(), reason=str(error))

@@ -1,4 +1,4 @@
-"""`Carrier`: forwards arrivals and calls unchanged from a session that an agent serves to the coordinators.
+"""`Carrier`: takes arrivals and calls from a session that an agent serves, and sends them unchanged to coordinators.
 
 The handlers of a rank's session and of a standalone process's session derive from it.
 """
@@ -40,7 +40,7 @@ class Upstream(Protocol):
 class Carrier:
     """The part of a `session.served.Handler` that forwards arrivals and calls to the coordinators.
 
-    Outcomes reach the rank through the observer of the session with the coordinators; this class sends rejections.
+    This class sends rejections to the rank. Outcomes reach the rank through the observer of the coordinators' session.
     """
 
     session: Session

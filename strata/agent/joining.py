@@ -1,7 +1,7 @@
 """The join barrier: the members of a world meet before any of them starts a rank.
 
-The barrier has two uses. Its payload carries the address of the ranks' rendezvous. And no member passes it before
-every member has ended its ranks of the previous generation.
+The barrier has two uses. Its payload carries the address of the ranks' rendezvous. And no member passes the
+barrier before every member has ended its ranks of the previous generation.
 """
 
 from __future__ import annotations

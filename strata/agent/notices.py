@@ -17,7 +17,7 @@ from strata.wire.worlds import notice_record, stop_message
 log = get_logger()
 
 LATE_S: Final = 1.0
-"""How long after the grace the last rank may end: after its save it still has to leave."""
+"""How long after the grace the last rank may end: a rank still has to leave after its save."""
 LEAVE_S: Final = 5.0
 """How long the ranks of a leaving member may take to end by themselves after their generation is over: their step
 is saved by then."""
@@ -56,7 +56,7 @@ async def request_common_stop(
     leaving: Sequence[str] = (),
     timeout_s: float | None = None,
 ) -> StopNotice | None:
-    """Request a common stop of all ranks of the generation; return the notice in force, None if there can be none.
+    """Request a common stop of all ranks of the generation; return the notice in force, or None.
 
     `leaving`: the members that leave at that stop, while the others continue; empty means all leave. The coordinators
     merge the request with an earlier notice. `Unavailable` if no coordinator answers within `timeout_s`; by default

@@ -1,15 +1,16 @@
 """The relay: ranks attach to their agent, whose single session with the coordinators carries their messages.
 
 A rank opens the same kind of session to this relay as a member opens to a coordinator. The relay forwards a rank's
-messages unchanged (the session with the coordinators merges arrivals of one round into one message). It hands
-outcomes, checkpoints and worlds from the coordinators to every rank of their generation. So only the agent handles
-the loss of a coordinator, and a rank never notices it.
+messages unchanged (the session with the coordinators merges arrivals of one round into one message). It passes
+the coordinators' outcomes, checkpoints and worlds on to every rank of the same generation. So only the agent
+handles the loss of a coordinator, and a rank never notices it.
 
 A rank that can continue in a newer generation within its process receives its new place (`move`) and attaches again.
 Its local rank stays the same.
 
-The relay evicts a rank if all of this holds: the rank's side ended the connection without a `Leave`, its process
-lives, and the rank does not attach again within the grace. A connection that the agent's side ended is no evidence.
+The relay evicts a rank if all of this holds: the rank's side ended the connection without a `Leave`, the rank's
+process lives, and the rank does not attach again within the grace. A rank whose connection was ended by the
+agent's side is not evicted.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ class Relay:
         return place.ranks.index(rank.rank)
 
     def _take(self, rank: RankHello, process: RankProcess) -> None:
-        """Take note of a rank's process; `Refused` while another one that was this rank lives."""
+        """Record a rank's process; `Refused` while an earlier process of this rank lives."""
         holder = self._processes.get(rank.rank)
         if holder is not None and holder.alive:
             if holder.pid != process.pid:

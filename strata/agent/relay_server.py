@@ -4,8 +4,9 @@ PROTOCOLS 5.6 has the rules:
 
 1. The kernel names the process that connected (SO_PEERCRED). A process of another user or PID namespace is refused.
 2. The agent opens that process's pidfd.
-3. The agent sends random bytes, which the peer must return. Only the holder of the socket can return them. So if the
-   process ends between 1 and 2 and another process gets its pid, that process does not pass for the rank.
+3. The agent sends random bytes, which the peer must return. Only the holder of the socket can return them. So
+   if the process ends between 1 and 2 and a new process gets its pid, the new process does not pass for the
+   rank.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING
 log = get_logger()
 
 REASONS: Final = 4
-"""How many different reasons are logged without delay: each replica may have its own."""
+"""How many different reasons are logged without delay: each replica may report a different reason."""
 REMIND_S: Final = 60.0
 
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
@@ -40,7 +40,7 @@ class Ranks(rank_watch.Ranks, relay.Ranks, Protocol):
     """This node's ranks, as the owner of their processes knows them."""
 
     def on_world(self, update: WorldUpdate) -> None:
-        """Record a newer world or phase; an update may repeat what is known."""
+        """Record a newer world or phase; an update may repeat a known world."""
         ...
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
@@ -147,7 +147,8 @@ async def serving_ranks_of(
 ) -> AsyncIterator[Relay]:
     """Serve this node's ranks at `agent.socket` inside the block, and watch them and the devices.
 
-    A coordinator must have welcomed `session`. If `listening` is given, it receives the ranks' progress, not `session`.
+    A coordinator must have welcomed `session`. If `listening` is given, it receives the ranks' progress instead
+    of `session`.
     """
     timing = Timing.derive(agent.detect_s)
     watch = rank_watch.Health(config, listening or session, ranks, detect_s=timing.detect_s)

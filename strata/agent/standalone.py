@@ -110,7 +110,7 @@ class StandaloneAgent(Carrier):
         ended.cancel()
 
     async def accept(self, hello: Hello, session: Session) -> StandaloneAgent:
-        """Start the member that the Hello registers; its first welcome by a coordinator is sent on to the process."""
+        """Start the member that the Hello registers; a coordinator's first welcome is sent on to the process."""
         self.session = session
         self._config = replace(
             load(HealthConfig, env=os.environ), on_stall=REPORT
@@ -152,7 +152,7 @@ class StandaloneAgent(Carrier):
             self._running.cancel()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """End the process's session with the error that ended a task it depends on."""
+        """End the process's session with the error of an ended task on which the session depends."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, StrataError):

@@ -5,8 +5,8 @@ is over, stop, be restarted, and so on. So a member checks first:
 
     1. The member asks a coordinator for the job and its newest checkpoint. It does not wait if the job has no
        checkpoint, if the job has ended and is not resumed, or if no coordinator answers within `ASK_S`.
-    2. The member writes a small object beside each copy of that checkpoint, and removes it. It does not wait if the
-       write works at any copy, or fails for a reason that only a person can repair.
+    2. The member writes a small object beside each copy of that checkpoint, and removes it. It does not wait if
+       the write to any copy works, or if it fails for a reason that only a person can repair.
     3. Otherwise it reports the reason and repeats from 1, after 1 s, 2 s … 30 s. The job may have ended meanwhile.
     4. After `limit_s` it registers anyway: it knows where the job saved so far, not where the job will save.
 
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 3.0
 ATTEMPT_S: Final = 1.5
-"""How long all coordinators together (`ASK_S`) and each one (`ATTEMPT_S`) have to answer. Without an answer the member
-registers immediately."""
+"""How long all coordinators together (`ASK_S`) and each single coordinator (`ATTEMPT_S`) have to answer.
+Without an answer the member registers immediately.
+"""
 FIRST_S: Final = 1.0
 MOST_S: Final = 30.0
 ANSWER_S: Final = 60.0
@@ -88,9 +89,9 @@ async def wait_for_storage(
 ) -> None:
     """Return once this job's checkpoints can be written or there is nothing to wait for, at the latest after `limit_s`.
 
-    `taken_up`: this member resumes the job if it has ended. `say` gets the reason when the wait begins, when the reason
-    changes, every five minutes, and when the member gives up waiting. `over` is called once, if the storage became
-    writable after a wait.
+    `taken_up`: this member resumes a job that has ended. `say` gets the reason when the wait begins, when the
+    reason changes, every five minutes, and when the member gives up waiting. `over` is called once, if the
+    storage became writable after a wait.
     """
     if limit_s <= 0:
         return
@@ -122,7 +123,7 @@ async def wait_for_storage(
 
 
 async def _refused(places: Sequence[str], refuses: Refusal) -> str:
-    """Return which of `places` refuse and why, if all do; "" as soon as one accepts a write."""
+    """If all `places` refuse writes, return their names and reasons; "" as soon as a place accepts a write."""
     looks = [asyncio.ensure_future(refuses(place)) for place in places]
     try:
         for look in asyncio.as_completed(looks):
@@ -135,7 +136,9 @@ async def _refused(places: Sequence[str], refuses: Refusal) -> str:
 
 
 async def _saved_at(unary: UnaryClient, job: str, *, taken_up: bool) -> list[str]:
-    """Return the URIs of the job's checkpoint folders; none if there is nothing to wait for or nobody answers."""
+    """Return the URIs of the job's checkpoint folders; none if there is nothing to wait for or no coordinator
+    answers.
+    """
     try:
         phase = (await unary.call(GetJobRequest(job=job), timeout_s=ASK_S, attempt_s=ATTEMPT_S)).job.phase
         if phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED} and not taken_up:
@@ -146,7 +149,7 @@ async def _saved_at(unary: UnaryClient, job: str, *, taken_up: bool) -> list[str
     except StrataError:
         return []
     saved: Checkpoint = found.checkpoint
-    if saved.origin_job:  # its bytes belong to another job, to which this one does not write
+    if saved.origin_job:  # the bytes are in another job's folder, into which this job does not write
         return []
     copies = dict.fromkeys((saved.path, *(tier.path for tier in saved.tiers)))  # `tiers` may repeat `path`
     return [folder.rstrip("/").rpartition("/")[0] for folder in copies if folder]

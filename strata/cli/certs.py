@@ -91,7 +91,7 @@ def renew(
 ) -> None:
     """Replace a certificate by a new one for the same identity, hosts and jobs, with a new key.
 
-    Processes that use it take the new one for the next connection; nothing has to be restarted.
+    Processes use the new certificate from their next connection on; no process has to be restarted.
 
     Example: strata certs renew --ca ./ca --out ./c1
     """

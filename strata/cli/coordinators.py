@@ -62,7 +62,7 @@ def forget_coordinator(
 ) -> None:
     """Remove from the list an unreachable coordinator that will not come back.
 
-    A running one is refused. A coordinator that starts under this name again is on the list again.
+    A running coordinator is refused. If a coordinator starts again under this name, the list has it again.
 
     Example: strata coordinators forget coordinator-2
     """

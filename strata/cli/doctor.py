@@ -55,10 +55,10 @@ def doctor(
     config: Path | None = None,
     credentials: Credentials,
 ) -> None:
-    """Check this machine and the cluster it reaches; say what to do about what is wrong.
+    """Check this machine and the cluster it reaches; print a remedy for each fault.
 
-    It changes nothing but small files below --storage, which it removes; with --shared one stays for an hour. The exit status is 1 when a
-    line says FAIL; WARN is no failure.
+    It writes only small files below --storage, and removes them; with --shared one file stays for an hour. The
+    exit status is 1 when a line says FAIL; WARN is no failure.
 
     Example: strata doctor --etcd 127.0.0.1:2379 --storage /mnt/checkpoints
     """

@@ -157,7 +157,7 @@ class _Shown:
             if lines is not None:
                 opened.skip_to_last(lines)
             self._pass_on(opened)
-            self._pass_on(opened)  # the second call reads nothing, so it writes an unfinished last line
+            self._pass_on(opened)  # the second call reads nothing, and so writes an unfinished last line
 
     def follow(self) -> bool:
         """Show new output; return False once our output is a pipe that its reader has closed."""

@@ -95,7 +95,7 @@ def members(
 def _ended(
     client: CoordinatorClient, listed: Sequence[Member], world: Sequence[WorldMember]
 ) -> list[WorldMember]:
-    """Return the members of a done job's last generation, which have ended; none if the job is not done."""
+    """Return the ended members of a done job's last generation; none if the job is not done."""
     from strata.v1.worlds_pb2 import JOB_PHASE_DONE  # noqa: PLC0415  # grpc only when a command needs it
 
     here = {(member.worker_id, member.incarnation) for member in listed}
@@ -181,7 +181,9 @@ def _memory(device: DeviceStatus) -> str:
 
 
 def _span(steps: list[int]) -> str:
-    """Return the range of the ranks' steps, from the slowest rank to the fastest; one step if all are equal."""
+    """Return the range of the ranks' steps, from the slowest rank to the fastest; a single step if all ranks
+    are at the same step.
+    """
     if not steps:
         return "-"
     slowest, fastest = min(steps), max(steps)

@@ -159,10 +159,10 @@ def run(
 ) -> None:
     """Join a job, run its ranks on this node, and start them again when the world changes.
 
-    One a node. The exit status is 0 when the job is done (or was, for a late node of the same run), 3 when no coordinator
-    answered within --timeout-s, 4 when its name
-    belongs to another run or command, 75 when this node was preempted and shall be
-    requeued, 78 when the job has failed for good, and 128 + n when signal n stopped it.
+    Start one on each node. The exit status is 0 when the job is done (or was, for a late node of the same run),
+    3 when no coordinator answered within --timeout-s, 4 when the job's name belongs to another run or command,
+    75 when this node was preempted and shall be requeued, 78 when the job has failed for good, and 128 + n when
+    signal n stopped it.
 
     Example: strata run --job gpt --slots 8 --min-workers 2 -- python train.py
     """

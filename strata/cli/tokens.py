@@ -94,7 +94,7 @@ def revoke(
     token: Annotated[str, typer.Argument(help="The token's name, or its beginning, as `list` shows it.")],
     as_json: Json = False,
 ) -> None:
-    """Revoke a token. Coordinators that read this file refuse it from their next call on.
+    """Revoke a token. Coordinators that read this file refuse the token from the next call on.
 
     Example: strata tokens revoke --file tokens.json 4f2a91c07d3e
     """

@@ -34,10 +34,10 @@ def watch(
     *,
     credentials: Credentials,
 ) -> None:
-    """Print a job's keys as they are, and every change of them, until Ctrl-C.
+    """Print a job's present keys, and every change of them, until Ctrl-C.
 
-    Ordered and without gaps, also when the coordinator that serves it dies. With --json each line is
-    one document.
+    Changes come in order and without gaps, even if the coordinator that serves them dies. With --json each line
+    is one document.
 
     Example: strata watch --job gpt checkpoints/
     """

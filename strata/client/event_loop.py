@@ -36,7 +36,9 @@ class BackgroundLoop:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the loop's process; then it has no loop and no session to end."""
+        """Whether this process was forked from the loop's process; then this process has no loop and no session to
+        end.
+        """
         return os.getpid() != self._pid
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:

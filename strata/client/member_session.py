@@ -20,9 +20,9 @@ from strata.v1.session_pb2 import Down, Up
 class MemberSession(Session):
     """A member's session with a job, over any of `endpoints` that serves it.
 
-    `registration` names the job, the worker and its boot id; the session fills in its incarnation. `timing`
-    determines how soon the session leaves a replica on a lost host; the first welcome message replaces it by the
-    cluster's own `detect_s`. `dial` replaces the transport.
+    `registration` names the job, the worker and its boot id; the session adds the member's incarnation. `timing`
+    determines how soon the session leaves a replica whose host is lost; the first welcome message replaces `timing`
+    by the cluster's own `detect_s`. `dial` replaces the transport.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from strata.v1.common_pb2 import Token
 from strata.v1.session_pb2 import Down, Hello, RankHello, Up
 
 RETRY_S: Final = 0.5
-"""The longest pause between two tries to reach the agent: a rank ends within 1 s of its agent."""
+"""The longest pause between two tries to reach the agent: a rank ends within 1 s after its agent has ended."""
 
 
 class RankSession(Session):
@@ -49,7 +49,7 @@ class RankSession(Session):
 async def dial_agent(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
     """Open the stream to an agent.
 
-    Raise `StaleIncarnation` if no process listens at the path any more: the agent has ended, since it listens
+    Raise `StaleIncarnation` if no process listens at the path any more. The agent has then ended: an agent listens
     before its ranks start, and is never restarted at the same path. Raise `Unavailable` if the agent does not
     answer, but may answer later.
     """

@@ -95,7 +95,9 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """The settings of one replica. If `replica` is empty, the name is the certificate's id, else host name and port."""
+    """The settings of one replica. If `replica` is empty, its name is the id in its certificate; without a
+    certificate, host name and port.
+    """
 
     cluster: str = setting("cluster", default="default", doc="the cluster's name in etcd")
     replica: str = setting(

@@ -16,7 +16,7 @@ EVICT = "evict"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthConfig:
-    """When an agent reports or kills a rank or drains its own member, and the evidence that the agent writes."""
+    """When an agent reports a rank, kills a rank or drains its own member; and which evidence the agent writes."""
 
     on_stall: str = setting(
         "run.on_stall",

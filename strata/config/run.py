@@ -187,8 +187,8 @@ class RunConfig:
     def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:
         """Load the configuration from flags, environment and the file at `path` (or a default file).
 
-        If these do not give a setting, it comes from the scheduler that started this process, if any. Logs are plain
-        text unless JSON is configured, since they appear between the ranks' lines.
+        A setting that they do not give comes from the scheduler that started this process, if any. Logs are
+        plain text unless JSON is configured, since they appear between the ranks' lines.
         """
         body, name = read_file(path)
         found = allocation(env)

@@ -29,7 +29,7 @@ class Allocation:
     members: int = 0
     """The number of members started together; 0 if unknown."""
     run_id: str = ""
-    """The identity of the run, which a requeued job keeps; "" if unknown."""
+    """The identity of the run, the same for a requeued job; "" if unknown."""
     restarts: int = 0
     """How often the scheduler has requeued the job."""
 
@@ -65,8 +65,7 @@ def run_identity(environment: Mapping[str, str]) -> str:
 def _slurm(environment: Mapping[str, str]) -> Allocation:
     node = _number(environment, "SLURM_NODEID")
     local = _number(environment, "SLURM_LOCALID")
-    # an srun step gives its number of tasks, each of which is an agent; without a step, assume one agent for each
-    # node
+    # each task of an srun step is an agent; without a step, assume one agent on each node
     members = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NNODES")
     return Allocation(
         scheduler="slurm",

@@ -20,7 +20,9 @@ MAX_GRACE_S: Final = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """When and where a training saves, and how it is preempted. `save_every_steps` excludes `save_every_s`."""
+    """When and where a training saves, and how it is preempted. `save_every_steps` and `save_every_s` cannot
+    both be set.
+    """
 
     storage: str = setting(
         "train.storage",

@@ -15,7 +15,7 @@ from strata.errors import ConfigError
 def refuse_userinfo(what: str, addresses: Iterable[str], *, hint: str) -> None:
     """Raise `ConfigError`, without the address's text, if any address has an `@`, percent-encoded or not.
 
-    Call this with all addresses before parsing any of them: a comma in a password makes two addresses of one.
+    Call this with all addresses before parsing any of them: a comma in a password splits one address into two.
     """
     for address in addresses:
         text = unicodedata.normalize("NFKC", address)  # urlsplit normalises in the same way: U+FF20 becomes @

@@ -8,8 +8,7 @@
 4. The database gets its name, then the metadata does. From here on the backup counts.
 5. Old backups are removed, and the backup is recorded in etcd. A failure of either is a warning.
 
-An interruption before step 4 is complete leaves no backup that counts. Two backups at once have different
-names.
+An interruption before step 4 is complete leaves no backup that counts. Simultaneous backups have different names.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def back_up(
     with asyncio.Runner() as loop:
         with contextlib.ExitStack() as unfinished:
             source, name, file, digest = loop.run(_receive(connect, place, keys, now, progress, unfinished))
-            # outside the loop, so that Ctrl-C ends an upload at once
+            # outside the loop, so that Ctrl-C ends an upload immediately
             file.commit(progress)
         metadata = BackupMetadata(
             cluster=cluster,
@@ -89,8 +88,8 @@ def back_up(
             sha256=digest.sha256(),
             time=name.time,
         )
-        # if this fails, the database file stays, and does not count as a backup. It is not deleted, because the
-        # metadata may exist after all (if only the answer was lost), and must not exist without the database.
+        # If this fails, the database file stays, but does not count as a backup. It must not be deleted: if only the
+        # answer was lost, the metadata exists, and metadata without a database must not exist.
         put(place, name.metadata, metadata.encode())
         removed, rotation_error = rotate(place, name, uid=source.uid, keep=keep, now=now())
         warnings = [] if rotation_error is None else [f"older backups stay: {rotation_error.message}"]

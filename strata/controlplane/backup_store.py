@@ -1,4 +1,7 @@
-"""The backups in a place: listing, verifying, and rotation."""
+"""The backups in a place: listing, verifying, and rotation.
+
+A backup counts if its metadata is valid, and its database exists.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +86,8 @@ def newest_backup(place: BackupPlace, *, cluster: str | None = None) -> BackupNa
 def backup_to_restore(place: BackupPlace, *, cluster: str, lineage: str = "") -> BackupName:
     """Return the newest backup of `cluster` and of this lineage that counts; `NotFound` if there is none.
 
-    `Refused` if no lineage is named and there are backups of several: the newest may be of an empty cluster that
-    coordinators started after etcd was lost.
+    `Refused` if no lineage is named and there are backups of several lineages: the newest may be of an empty cluster
+    that coordinators started after etcd was lost.
     """
     by_lineage: dict[str, list[BackupName]] = {}
     for backup in list_backups(place, cluster=cluster):

@@ -65,7 +65,7 @@ class BackupMetadata:
 
 
 def decode(data: bytes, *, what: str) -> BackupMetadata:
-    """Return the metadata in the document called `what`; `BackupCorrupt` if it is not one that we can read."""
+    """Return the metadata in the document called `what`; `BackupCorrupt` if it is no valid metadata."""
     try:
         body = json_object(data, NOTE)
         if body["format"] != FORMAT:

@@ -1,6 +1,6 @@
 """Names of a backup's files: `strata-<cluster>-<UTC time>-<revision>.db`, and the same name with `.json`.
 
-The time has microseconds, so that two backups of one cluster made at once have two names. The names of one cluster
+The time has microseconds, so that simultaneous backups of one cluster have different names. The names of one cluster
 sort in the order of their times.
 """
 

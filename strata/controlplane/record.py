@@ -1,4 +1,4 @@
-"""`P/backup`: the record of the newest backup in etcd, which shows its age without access to the backups' place."""
+"""`P/backup`: the record in etcd of the newest backup; it shows the backup's age without access to its place."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def download(
 
 
 async def read_base(store: Store, keys: ClusterKeys, *, source: str, uid: str = "") -> Base:
-    """Return the state that an etcd holds, such as one that serves a snapshot. `uid`: the expected uid, if known."""
+    """Return the state that an etcd (of a snapshot, for example) holds. `uid`: the expected uid, if known."""
     held = await read_keyspace(store, keys)
     if held.uid is None:
         raise NotFound(

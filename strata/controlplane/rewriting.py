@@ -1,8 +1,8 @@
 """Rewriting the keys of a cluster while replicas may run (PROTOCOLS 9.4).
 
 1. One transaction puts `P/restoring` and deletes `P/uid` and `P/leader`. Replicas stop serving, and no new one
-   starts. The transaction compares that the cluster is still the one for which the restore was planned, and
-   unchanged.
+   starts. The transaction fails if etcd holds another cluster than when the restore was planned, or if a job's
+   key was written since (not compared for a restore in place, see `begin`).
 2. Transactions of at most 100 operations bring the keys below `P/jobs/` to their planned values. Each compares the
    mod_revision of `P/restoring`.
 3. The last transaction compares that mod_revision too. It also compares that nothing below `P/jobs/` was
@@ -45,7 +45,7 @@ from strata.errors import Conflict, Refused, Unavailable
 MAX_OPS: Final = 100
 MAX_BYTES: Final = MAX_TXN_BYTES - (64 << 10)
 ROUNDS: Final = 30
-"""How many times the keys are read again because another program has written some of them."""
+"""How many times the keys are read, because another program may have written some of them."""
 TRIES: Final = 8
 PAUSE_S: Final = 0.5
 
@@ -88,7 +88,7 @@ def _uid(kv: KeyValue | None) -> ClusterUid | None:
 
 
 def _restoring(kv: KeyValue | None) -> Restoring | None:
-    """Return the restore in progress, also if its record cannot be read; None if there is none."""
+    """Return the restore in progress, even if its record cannot be read; None if there is none."""
     if kv is None:
         return None
     try:
@@ -219,7 +219,7 @@ class Rewriting:
     # -- the last transaction
 
     async def finish(self, uid_before: str, unix_s: int, random_hex: str) -> ClusterUid:
-        """Give the cluster the uid that follows `uid_before`, which lets replicas serve it; return its record."""
+        """Give the cluster the uid after `uid_before`, so that replicas serve the cluster; return the uid's record."""
         new = successor(uid_before, unix_s, random_hex, replaced=(self._me.uid, *self._me.replaced))
         candidates = dict.fromkeys((*self._me.replaced, self._me.uid))
         others = tuple(uid for uid in candidates if uid and lineage(uid) != lineage(new))
@@ -275,7 +275,7 @@ def differences(
 ) -> Iterator[Operation]:
     """Yield the operations that turn `held` into `wanted`: deletes first, the worlds' heads last.
 
-    A head that is older than its job's phase would count as a resumed job.
+    A world's head that is older than the job's phase would count as a resumed job.
     """
     for key in sorted(held.keys() - wanted.keys()):
         yield Delete(key=key)

@@ -1,4 +1,4 @@
-"""The source of a snapshot: chooses the etcd member to copy from, and checks before the copy which cluster it holds."""
+"""The source of a snapshot: chooses the etcd member to copy from, and first checks which cluster the member holds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def find_source(store: EtcdStore, keys: ClusterKeys) -> Source:
     answering = {name: status for name, status in statuses.items() if isinstance(status, MemberStatus)}
     names: dict[int, str] = {}
     corrupt: frozenset[int] = frozenset()
-    if any(status.leader_id for status in answering.values()):  # without a leader, etcd answers neither call
+    if any(status.leader_id for status in answering.values()):  # no leader: etcd answers neither call below
         names = {member.id: member.name for member in await store.cluster.members()}
         alarms = await store.cluster.alarms()
         corrupt = frozenset(alarm.member_id for alarm in alarms if alarm.kind == CORRUPT)

@@ -5,8 +5,8 @@ same must hold for its bases. A checkpoint that is committed in the catalog also
 its marker, because the marker may not have been written yet. With `verify` every byte is read.
 
 A root may contain files of any program. Each entry that is not a Strata checkpoint, or cannot be read, becomes
-one line of the report. A root that cannot be listed ends the search. The folder of a job that cannot be listed,
-or whose owner cannot be read, is *unread*: its checkpoints must not count as missing.
+one line of the report. A root that cannot be listed ends the search. A job's folder is *unread* if it
+cannot be listed, or if its owner cannot be read. Then its checkpoints must not count as missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The checkpoints of one cluster that the roots prove, and the folders that were passed over."""
+    """The checkpoints of one cluster that the roots prove, and the folders that were skipped."""
 
     found: Found
     skipped: tuple[str, ...]
@@ -113,7 +113,7 @@ def search(
 
     `expected`: the manifest's digest of each copy that the catalog has as committed, by the URI of its folder.
     Checkpoints that `earlier` proved committed are not read again if their folder still exists.
-    `on_folder` is called for each examined checkpoint; `on_bytes`, with the bytes read, from other threads.
+    `on_folder` is called for each examined checkpoint. Other threads call `on_bytes` with the bytes read.
     """
     result = _Result()
     proven = earlier.by_path if earlier is not None else {}

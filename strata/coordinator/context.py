@@ -35,10 +35,10 @@ ReadResource = Callable[[str, Identity | None], Awaitable[bytes]]
 class ReplicaContext:
     """One running replica. Everything in it lives as long as `Replica.run`.
 
-    `is_ready` returns whether members may be sent here, and the reason if not. `outage` returns the reason why no
-    replica can write to etcd, or an empty string. `clock` also counts time in suspend. `etcd_members` are some
-    seconds old. `unix_now` is the wall clock in seconds, for display and names only: measure spans with the
-    event loop's time.
+    `is_ready` returns whether members may be sent to this replica, and the reason if not. `outage` returns the
+    reason why no replica can write to etcd, or an empty string. `clock` also counts time in suspend. The status
+    in `etcd_members` is some seconds old. `unix_now` is the wall clock in seconds, for display and names only:
+    measure spans with the event loop's time.
     """
 
     config: CoordinatorConfig

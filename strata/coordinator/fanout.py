@@ -1,7 +1,7 @@
 """Distribution of view changes to the parts of the replica that they concern.
 
 Each batch is sorted by job once. Each part of the replica is called at most once a batch and job, only for the
-keys that the part uses. An error that one job's records cause stays with that job.
+keys that the part uses. An error that one job's records cause does not affect other jobs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Fanout:
                     changes = jobs.setdefault(job, _Changes())
                     try:
                         _sort(changes, job, rest, deleted=event.deleted)
-                    except ValueError:  # written by hand: not a number where the key needs one
+                    except ValueError:  # a hand-written key, with text in the place of a number
                         log.warning("key_not_understood", key=event.kv.key[:500])
                 case ("replicas", _):
                     replicas = True
@@ -142,11 +142,11 @@ def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> Non
 
 
 def _guarded(what: str, deliver: Callable[[], Any]) -> None:
-    """Call `deliver`; log a hand-written record or a bug, so that the other changes are still delivered."""
+    """Call `deliver`; only log the error of a hand-written record or a bug, so that other changes are delivered."""
     try:
         deliver()
     except PoisonRecord as error:
         log.warning("change_not_delivered", about=what, error=error.message)
     except Exception:
-        # one job's fault must not end the mirror that feeds all others
+        # an error in one job must not end the mirror, which feeds all other jobs
         log.exception("change_not_delivered", about=what)

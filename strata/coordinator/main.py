@@ -48,7 +48,7 @@ def serve(
     suspended_page: SuspendedPage | None = None,
 ) -> None:
     """Run `run_coordinator` on uvloop if it is installed, else on asyncio's own event loop."""
-    _bound_arenas()  # before there is a second thread
+    _bound_arenas()  # must run before a second thread starts
     faulthandler.enable()  # a watchdog's SIGABRT leaves the stacks in the log
     with contextlib.suppress(OSError):  # some containers forbid it; it is only an optimisation
         # barrier arrivals come in bursts: with fewer preemptions, a burst is served sooner
@@ -66,13 +66,13 @@ async def run_coordinator(
     """Run one replica until SIGTERM or SIGINT, then shut down cleanly.
 
     `page` makes the replica's HTTP server, and `resources` the reader of the HTTP API's resources over gRPC.
-    `suspended_page` makes the HTTP server while etcd does not hold the cluster that the replica served. During
+    `suspended_page` makes the HTTP server while etcd does not contain the cluster that the replica served. During
     that time the replica serves nobody; it resumes once its cluster is back.
 
     `ConfigError`: the port is taken, a name is invalid, or this etcd cannot be used. `Unavailable`: no etcd
-    member answered within `etcd.wait_s`. `Conflict`: another replica holds the name. From its first log line
-    on, this function handles both signals. After this function has returned, both are ignored: the process must
-    then exit with its own exit code.
+    member answered within `etcd.wait_s`. `Conflict`: another replica has the name. From its first log line on,
+    this function handles both signals. After this function has returned, both are ignored: the process must then
+    exit with its own exit code.
     """
     configure(fmt=config.log.format, level=config.log.level)
     raise_limit()
@@ -82,11 +82,11 @@ async def run_coordinator(
     assert task is not None
     stop: Callable[[], object] = task.cancel  # replaced by the replica's `stop` once there is a replica
     # installed before the first log line: a reader of the log may send a signal as soon as it sees that line
-    with _on_signals(lambda: stop()) as signalled:  # noqa: PLW0108  # it is another one later
+    with _on_signals(lambda: stop()) as signalled:  # noqa: PLW0108  # `stop` is replaced later
         log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
-        is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731  # it changes
+        is_ready: Callable[[], tuple[bool, str]] = lambda: (False, "it connects to etcd")  # noqa: E731 # replaced later
         try:
-            with reporting_readiness(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108  # likewise
+            with reporting_readiness(ServiceManager.of(os.environ, pid=os.getpid()), lambda: is_ready()):  # noqa: PLW0108 # replaced later
                 uid = ""
                 while not signalled:
                     async with connected(config.etcd) as store, connected(config.etcd) as renewals:
@@ -99,7 +99,7 @@ async def run_coordinator(
                             break
                         except ClusterReplaced as error:
                             if not replica.context.mirror.uid:
-                                raise  # it has served no cluster that could come back
+                                raise  # this replica has served no cluster that could come back
                             suspended = _suspended(config, replica, error, suspended_page)
                     stop, is_ready = suspended.stop, suspended.is_ready
                     del replica
@@ -156,7 +156,7 @@ def _suspended(
 def replica_name(config: CoordinatorConfig, identity: Identity | None) -> str:
     """Return the replica's name, after checking all names that become parts of keys.
 
-    Without a name in the configuration, use the certificate's, else one made of host and port.
+    Without a name in the configuration, use the certificate's name, else a name made of host and port.
     """
     _, port = split_address("coordinator.listen", config.listen)
     given = config.replica or (identity.id if identity is not None else "")
@@ -175,7 +175,7 @@ def _boot_time() -> float:
 
 def _bound_arenas() -> None:
     """Limit glibc to two heaps instead of eight a core, so that bursts reuse freed memory (ADR 0047)."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have no mallopt
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)
 

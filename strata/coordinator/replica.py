@@ -174,7 +174,7 @@ class Replica:
         )
 
     def is_ready(self) -> tuple[bool, str]:
-        """Return whether members may be sent here, and if not, why."""
+        """Return whether members may be sent to this replica, and if not, why."""
         if self._stopping.is_set():
             return False, "it is stopping"
         if not self.context.mirror.uid:
@@ -196,8 +196,8 @@ class Replica:
     async def run(self) -> None:
         """Serve until `stop`, or until an error makes serving impossible.
 
-        Raise that error: `ClusterReplaced`, `Conflict` if another instance holds the replica's name, `ConfigError` if
-        the port is taken.
+        Raise that error: `ClusterReplaced`, `Conflict` if another instance has the replica's name, `ConfigError`
+        if the port is taken.
         """
         with structlog.contextvars.bound_contextvars(replica=self.context.replica), _bare_errors():
             async with asyncio.TaskGroup() as tasks:
@@ -300,7 +300,9 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def _best_effort(what: str, work: Awaitable[None]) -> None:
-    """Do shutdown work that only saves the other replicas time: otherwise they learn the same from etcd later."""
+    """Do shutdown work; ignore its failure, which only costs other replicas time: they learn the same from etcd
+    later.
+    """
     try:
         async with asyncio.timeout(PARTING_S):
             await work

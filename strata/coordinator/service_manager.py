@@ -1,8 +1,8 @@
 """Readiness and watchdog messages to systemd: `sd_notify(3)`, one datagram a message, without a library.
 
 With `Type=notify`, systemd counts a unit as started once it receives READY=1, so a rolling restart waits until
-a replica serves. With `WatchdogSec=`, systemd kills and restarts a replica whose event loop hangs for that
-time: the messages WATCHDOG=1 come from a timer of the event loop.
+a replica serves. With `WatchdogSec=`, systemd kills and restarts a replica whose event loop hangs for longer than the
+configured time: the messages WATCHDOG=1 come from a timer of the event loop.
 """
 
 from __future__ import annotations

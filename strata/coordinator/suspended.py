@@ -77,7 +77,7 @@ class Suspended:
         return f"{WENT_BACK} at {self._since}: {what}"
 
     def is_ready(self) -> tuple[bool, str]:
-        """Return False, with the reason and the way back: members may not be sent here."""
+        """Return False, with the reason and the way back: members may not be sent to this replica."""
         return False, f"{self.reason}; the way back: {THE_WAY_BACK}"
 
     def stop(self) -> None:
@@ -105,14 +105,14 @@ class Suspended:
                     log.error("replica_suspended", reason=self.reason, hint=THE_WAY_BACK)
 
     async def _is_replaced(self) -> bool:
-        """Read etcd again; return False once it holds the cluster that this replica may serve."""
+        """Read etcd again; return False once etcd has the cluster that this replica may serve."""
         try:
             async with asyncio.timeout(ANSWER_S), await connect_once(self._config.etcd) as store:
                 # read the uid last: if it is found, no restore began between the two reads
                 restoring = await store.read(Range(key=self._keys.restoring))
                 answer = await store.read(Range(key=self._keys.uid))
         except (StrataError, TimeoutError):
-            return True  # the earlier reason still holds
+            return True  # nothing new is known: the earlier reason stays
         try:
             found = decode(ClusterUid, answer.kvs[0].value) if answer.kvs else None
             restore = str(decode(Restoring, restoring.kvs[0].value)) if restoring.kvs else ""
@@ -175,5 +175,5 @@ class _Refusal(grpc.GenericRpcHandler):
         async def refuse(_requests: Any, context: Any) -> None:
             await status.abort(context, self._error())
 
-        # a handler with streams on both sides serves a unary call too: it reads and sends no message
+        # a stream-stream handler can serve a unary call too, since this handler reads and sends no message
         return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[no-any-return,arg-type,unused-ignore]

@@ -15,5 +15,5 @@ DO_NOT_REQUEUE: Final = 78
 
 
 def is_success(error: BaseException | None) -> bool:
-    """Return whether a program that ends by `error` is done: by None, `sys.exit()` or `sys.exit(0)`."""
+    """Return whether a program that ends with `error` succeeded: with None, `sys.exit()` or `sys.exit(0)`."""
     return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))

@@ -28,7 +28,7 @@ from strata.core.kv.view import Entry
 K = TypeVar("K")
 
 KEPT_GENERATIONS = 8
-"""The number of generations kept, with the current one. A stop soon adds two: a forming one and the next."""
+"""The number of generations kept, including the current one. A stop adds two quickly: a forming one and the next."""
 MAX_OPS = 90
 """The limit for one transaction; below the 100 of PROTOCOLS 2.5, to leave space for its compares."""
 MAX_ORPHANS = 30
@@ -48,8 +48,8 @@ def plan_ended_generations(job: JobView, *, keys: ClusterKeys, epoch: int) -> Pl
 
     Kept generations serve late requests: a rank may request the outcome of a barrier, and a client may repeat a
     stop request to learn whether it was carried out. `worlds/<gen>/restored` stays as long as it supersedes a
-    checkpoint (PROTOCOLS 8.4). It supersedes no checkpoint later on: a record of an older generation is never begun
-    after that world.
+    checkpoint (PROTOCOLS 8.4). A key that supersedes no checkpoint never supersedes one later, because no record of
+    an older generation is begun after that world.
     """
     view, head = job.view, job.head()
     ended = range(job.generation() - KEPT_GENERATIONS + 1)
@@ -126,8 +126,8 @@ def plan_orphans(
     """Delete the members whose replica has not existed for `orphan_s`.
 
     `calm_since_ms`: when this leader took the lead, or when the last replica became ready, whichever is later.
-    Since then members could reconnect to another replica. `arriving`: members that are reconnecting. They are
-    alive, and only the write of their hand-over is pending.
+    Since then members could reconnect to another replica. `arriving`: members that are reconnecting. These members
+    are alive, and only the write of their hand-over is pending.
     """
     waits_ms = orphan_s * 1000
     found = orphans(job, keys=keys)

@@ -1,8 +1,7 @@
 """Invariants of the keyspace: rules that must hold in every view; a violation is reported as a sentence.
 
-Unit tests, the simulation, and every replica (on its own view) check them. A violation is a bug of
-Strata, of etcd or of the link to it, or the result of a manual write to the keyspace. No rule
-compares views over time.
+Unit tests, the simulation, and every replica (on its own view) check these rules. A violation is a bug of Strata,
+of etcd or of the link to it, or the result of a manual write to the keyspace. No rule compares views over time.
 """
 
 from __future__ import annotations
@@ -229,7 +228,7 @@ def _barriers(job: JobView) -> Iterator[str]:
 
 
 def _latest(job: JobView) -> Iterator[str]:
-    """`latest` names a committed (or corrupt) record, in an existing generation, and its world restores that record."""
+    """`latest` names a COMMITTED or CORRUPT record, and an existing generation whose restore point it matches."""
     latest, head = job.latest(), job.head()
     if latest is None:
         return
@@ -261,7 +260,7 @@ def _latest(job: JobView) -> Iterator[str]:
 
 
 def _catalog(job: JobView) -> Iterator[str]:
-    """A record's key matches its step and generation, which exists; each state has the acks or digests it needs."""
+    """A record's key matches its step and its existing generation; each state has the acks or digests it needs."""
     current = job.generation()
     for entry in job.checkpoints():
         record = entry.record
@@ -288,7 +287,7 @@ def _catalog(job: JobView) -> Iterator[str]:
 
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
-    """No record in use is in deletion; every reference is that of an existing record."""
+    """No record in use is in deletion; every reference belongs to an existing record."""
     users = [e.record for e in job.view.entries(job.keys.refs(*record.where), Reference) if not e.record.job]
     attempts = set(job.view.names(job.keys.refs(*record.where)))
     for user in users:

@@ -111,7 +111,7 @@ class JobView:
         return self.view.derived(self.keys.head, self.world_as_written)
 
     def world_as_written(self) -> World | None:
-        """Return the current world from its present chunks, without the cache: `core.invariants` checks that rule."""
+        """Return the current world from its present chunks, not from the cache: `core.invariants` must see changes."""
         head = self.head()
         if head is None:
             return None
@@ -132,7 +132,7 @@ class JobView:
         return {int(e.name) for e in self.view.entries(self.keys.stopped(generation), RankStopped)}
 
     def held(self, generation: int) -> SavesHeld | None:
-        """Return the record that a rank of `generation` trained but could not save, or None."""
+        """Return the record of a rank of `generation` that trained but could not save, or None."""
         return self.view.record(self.keys.held(generation), SavesHeld)
 
     def notice(self, generation: int) -> Entry[StopNotice] | None:

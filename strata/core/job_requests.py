@@ -52,7 +52,7 @@ def decide_resume(job: JobView) -> Decision:
 
 @refusable
 def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) -> Decision:
-    """Change how many members the job needs and accepts; 0 keeps a limit as it is.
+    """Change how many members the job needs and accepts; 0 leaves a limit unchanged.
 
     Limit: a retry whose first try took effect may find a later change by another client. The retry replaces that
     change, as if the two requests had been concurrent.

@@ -11,7 +11,7 @@ from strata.core.checkpoints import references as c
 from strata.core.kv import records as r
 
 UNKNOWN: Final = object()
-"""A key with no record of this release."""
+"""A key for which this release has no record class."""
 PROCESSES: Final = object()
 """A key that does not outlive the processes: members, their world, barriers, readers, standbys, rewinds."""
 
@@ -49,7 +49,7 @@ _ATTEMPT_DEPTHS: Final = {"acks": 6, "refs": 6, "tags": 6, "copies": 7, "removed
 
 
 def kind_of(key: str, root: str) -> Any:
-    """Return the record class of `key` of the job at `root`; `PROCESSES` or `UNKNOWN` if it must not be decoded."""
+    """Return the record class of `key` of the job at `root`; `PROCESSES` or `UNKNOWN`: do not decode its value."""
     parts = key.removeprefix(root).split("/")
     first = parts[0]
     if len(parts) == 1:

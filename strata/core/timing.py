@@ -1,6 +1,6 @@
 """Timing: all time spans behind the liveness of members, replicas and barriers.
 
-They derive from one setting, `detect_s`: within this time a member is declared dead after its host froze or
+All derive from one setting, `detect_s`: within this time a member is declared dead after its host froze or
 vanished. The time has three consecutive spans:
 
     | keepalive_time | keepalive_timeout |   reconnect_grace   |
@@ -23,7 +23,8 @@ MIN_DETECT_S = 0.5
 """With a lower `detect_s`, a garbage collection or a busy core would count as a death."""
 
 MAX_HEARTBEAT_S = 2.0
-"""The limit whatever `detect_s` is: a client that lost its replica must reach another one before `orphan_s`."""
+"""The limit of `heartbeat_s`, whatever `detect_s` is: a client that lost its replica must reach another one before
+`orphan_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Timing:
     """The interval at which both ends of a session report that their event loops run."""
     peer_tick_s: float = 0.5
     peer_ready_s: float = 1.0
-    """A peer is ready if it reported so within this span."""
+    """A peer counts as ready if it reported itself ready within this span."""
     orphan_s: float = 5.0
     """The time after which the leader deletes a member that lost its replica (PROTOCOLS 5.4)."""
     first_reconnect_s: float = 0.1

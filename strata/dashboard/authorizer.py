@@ -65,7 +65,9 @@ class HttpAuthorizer:
             raise refused
 
     def check_page(self, identity: Identity | None, job: str | None) -> None:
-        """As `check`, for a page. A page without `job` shows all jobs, so a caller limited to some jobs is refused."""
+        """As `check`, for a page. A page without `job` shows all jobs, so the check refuses a caller who may
+        read only some jobs.
+        """
         self.check(identity, job)
         if identity is not None and identity.jobs and job is None:
             raise PermissionDenied(

@@ -1,4 +1,4 @@
-"""Static files of the dashboard, built from `web/`: one page, which all its addresses serve, and the page's assets.
+"""Static files of the dashboard, built from `web/`: a single page, served at every address in `PAGES`, and its assets.
 
 The files contain nothing about jobs, so every client may load them; the page requests its data from the API.
 """

@@ -1,4 +1,4 @@
-"""`/metrics` in the Prometheus format: the replica's counters, and gauges read from its view at the scrape.
+"""`/metrics` in the Prometheus format: the replica's counters, and gauges read from the replica's view at the scrape.
 
 Gauges have no state between scrapes: once a key is removed from the keyspace, the next answer has no series for it.
 """
@@ -48,7 +48,7 @@ def _one(read: Callable[[Source], float]) -> Read:
 
 
 def _jobs(read: Callable[[Source, JobView], float | None]) -> Read:
-    """Return a reader that yields one value for each job, but none for a job that cannot be read."""
+    """Return a reader that yields one value for each job; a job that cannot be read is left out."""
 
     def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
         for name in jobs:

@@ -1,7 +1,7 @@
 """Allowed origins (CORS): a replica's own page and the pages of the cluster's other replicas may read its answers.
 
 A page that lost its replica continues at another replica, which has another origin. Answers allow only the origins of
-replicas, so the browser hides them from all other pages.
+replicas, so the browser hides the answers from all other pages.
 
 A foreign page may make its own host name resolve to a replica (DNS rebinding). For the browser the replica then has
 the page's origin, but the Host header has the foreign name.

@@ -44,7 +44,7 @@ SHORT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 NO_LINGER: Final = struct.pack("ii", 1, 0)
 """SO_LINGER with zero seconds: closing the socket drops unsent data, and the peer receives a reset."""
 HELLO_BYTES: Final = 64
-"""The first message of a TLS client is at least this long."""
+"""Minimal length of a TLS client's first message."""
 CONNECTION_S: Final = 15.0
 """Longer than any answer takes; a browser or a scraper then opens another connection."""
 HEAD_BYTES: Final = 16 * 1024
@@ -272,7 +272,7 @@ class _Server(uvicorn.Server):
 
 
 class _Connection:
-    """An accepted connection. Until its peer sends something, it costs little more than a descriptor."""
+    """An accepted connection. Until the peer sends something, the connection costs little more than a descriptor."""
 
     def __init__(self, accepted: socket.socket, address: str) -> None:
         self.socket = accepted
@@ -327,7 +327,7 @@ class _Bounded(H11Protocol):
 
 
 def _reset(transport: Any) -> None:
-    """Reset a connection immediately. The kernel drops its unsent data: megabytes, if the peer does not read."""
+    """Reset a connection immediately. The kernel drops unsent data, possibly megabytes if the peer does not read."""
     with contextlib.suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
     transport.abort()

@@ -1,4 +1,4 @@
-"""The interface of a replica that the dashboard uses: its state to read, and `call` for an operator's actions."""
+"""The part of a replica that the dashboard uses: state to read, and `call` for an operator's actions."""
 
 from __future__ import annotations
 

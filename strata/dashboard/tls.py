@@ -1,4 +1,4 @@
-"""TLS context of the HTTP port; its certificate is read again at the first handshake after its files change."""
+"""TLS context of the HTTP port; the certificate is read again at the first handshake after the files change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ log = get_logger()
 
 
 def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLContext:
-    """Return a context that presents, at each handshake, the present certificate in the files.
+    """Return a context that presents, at each handshake, the certificate that the files then contain.
 
     With `ca_file` a client may present a certificate; the handshake fails if no authority in that file signed it.
 
-    Raise `ConfigError` if the files hold no certificate with its key now. If reading fails later, the failure is
-    logged, and the last valid certificate stays in use.
+    Raise `ConfigError` if the files do not contain a certificate and its key now. If reading fails later, the
+    failure is logged, and the last valid certificate stays in use.
     """
     files = [file for file in (cert_file, key_file, ca_file) if file is not None]
     current = _loaded(cert_file, key_file, ca_file)

@@ -1,8 +1,8 @@
 """The order of an epoch: a permutation of its samples that is computed, not stored.
 
-`Order(length, seed, epoch)[i]` is the sample at place `i`, found in constant time. So a training that resumes in the
-middle of an epoch needs neither the epoch's beginning nor a list of it, and every world computes the same order. The
-definition never changes; in a form for other languages:
+`Order(length, seed, epoch)[i]` is the sample at place `i`, found in constant time. So a training that resumes in
+the middle of an epoch needs neither the epoch's beginning nor a list of its samples, and every world computes the
+same order. The definition never changes; in a form for other languages:
 
     a = ceil(sqrt(length)),  b = ceil(length / a),  all arithmetic on 64 bits without sign
     mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31

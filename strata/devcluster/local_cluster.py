@@ -59,13 +59,13 @@ class LocalCoordinator:
         self.child = self._spawn()
 
     def restart(self) -> None:
-        """Start it again under the same name and address; kill it first if it runs."""
+        """Start the coordinator again under the same name and address; kill it first if it runs."""
         self.child.kill()
         self.child.join()
         self.child = self._spawn()
 
     def wait_ready(self, timeout_s: float) -> GetStatusResponse:
-        """Return its status once it is ready; after the limit, `Unavailable` with the end of its log."""
+        """Return the coordinator's status once it is ready; after the limit, `Unavailable` with the end of its log."""
 
         def ready() -> GetStatusResponse | None:
             answer = GetStatusResponse()
@@ -243,7 +243,7 @@ class LocalCluster:
         self._lock.close()
 
     def kill(self) -> None:
-        """End every process at once."""
+        """End every process with SIGKILL."""
         for coordinator in self.coordinators:
             coordinator.child.kill()
         self.etcd.kill()

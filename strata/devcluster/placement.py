@@ -11,8 +11,8 @@ HOST = "127.0.0.1"
 class Placement:
     """An address, and the command that enters the network namespace of that address.
 
-    Without `enter` the address is one of this machine. With it, the namespace is assumed to belong to that one
-    process, which therefore uses the default ports.
+    Without `enter` the address belongs to this machine. With `enter`, the process is assumed to be alone in the
+    namespace, and therefore uses the default ports.
     """
 
     host: str = HOST

@@ -1,4 +1,4 @@
-"""Polls a condition until it is true: for the start of processes, which may be noticed a moment late."""
+"""Polls a condition until it is true, for example that a process has started."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def json_object(data: bytes | str, limits: Limits) -> dict[str, Any]:
 
 def check_json(data: bytes, limits: Limits) -> None:
     """Raise `ValueError` if JSON text exceeds the limits; a writer checks the documents that others must read."""
-    # Strata writes ASCII. Python stores other text with at most 4 bytes a character, the width of its widest
-    # character.
+    # Strata writes ASCII. In memory, other text takes up to 4 bytes a character: as many as its widest character
+    # needs.
     _check_size(len(data) * (1 if data.isascii() else 4), limits)
     if b"\\" in data:
         data = data.replace(_ESCAPED_BACKSLASH, b"").replace(_ESCAPED_QUOTE, b"")

@@ -31,9 +31,9 @@ def authenticator(connection: Callable[[], Connection], who: Credentials) -> Log
 
 
 async def first_answer(connection: Connection) -> Endpoint:
-    """Return the endpoint that answers first; otherwise raise an error that says of each why it does not.
+    """Return the endpoint that answers first; if none answers, raise an error with the reason of each.
 
-    The request is one that any user may send, and that needs no leader.
+    The request used for this is allowed to every user and needs no leader.
     """
     timing = connection.timing
     deadline = timing.now() + timing.connect_s

@@ -18,7 +18,7 @@ SLOW_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One member as the cluster knows it; `name` is empty until it has started for the first time."""
+    """One member as the cluster knows it; `name` is empty until the member has started once."""
 
     id: int
     name: str

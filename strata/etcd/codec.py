@@ -1,6 +1,6 @@
 """Codec of transactions: from plain data to etcd's messages and back.
 
-Keys are text here and bytes in etcd. A foreign key that is not UTF-8 survives the conversion both ways
+Keys are text here and bytes in etcd. Another program's key that is not UTF-8 survives the conversion both ways
 (`surrogateescape`), so that keys of other programs cannot break a watch.
 """
 
@@ -143,7 +143,7 @@ def decode_range(response: kv_pb2.RangeResponse, revision: int) -> RangeResult:
 
 
 def decode_txn(response: kv_pb2.TxnResponse, txn: Txn) -> TxnResult:
-    """Return the result of `txn`; only its reads are looked up among the responses.
+    """Return the result of `txn`; only the results of its reads are taken from the responses.
 
     `Unavailable` if they are missing: the answer belongs to another transaction, or was changed on its way.
     """

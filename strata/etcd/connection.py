@@ -3,8 +3,8 @@
 One endpoint is current and takes every call. A call without a clear answer blames its endpoint, and the next call
 goes to the ready endpoint that was blamed longest ago. There are two kinds of calls:
 
-- `once`: takes effect at most once (a transaction). The request is sent again only if it certainly was not sent
-  before, or was rejected for a stale token.
+- `once`: takes effect at most once (a transaction). The request is sent again only if the first request certainly
+  was not sent, or was rejected for a stale token.
 - `repeated`: may be sent any number of times (reads, and writes that are idempotent). Each attempt gets
   `request_s`; all attempts together get `read_s`.
 """
@@ -28,7 +28,7 @@ from strata.etcd.options import Address, Timing, TlsConfig
 
 
 class Answer(Protocol):
-    """Any answer of etcd, all of which have a header."""
+    """An answer of etcd; every answer has a header."""
 
     @property
     def header(self) -> Header: ...
@@ -149,7 +149,7 @@ class Connection:
         except errors.StaleTokenError as stale:
             if not self.login.possible:
                 raise stale.meaning from None
-        # rejected before anything was written: log in again, and send it with the new token
+        # rejected before anything was written: log in again, and send the request with the new token
         await self.login.renew(metadata)
         try:
             return await self._send(method, request, self.login.plain, timeout_s, at, linearizable)
@@ -233,7 +233,7 @@ class Connection:
 def cancelled_by_caller() -> bool:
     """Tell a cancellation of this task from a `CancelledError` of grpc.aio.
 
-    grpc.aio raises it too when a call or its channel is closed under the task.
+    grpc.aio raises a `CancelledError` too when a call or its channel is closed under the task.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

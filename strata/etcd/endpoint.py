@@ -135,7 +135,7 @@ class Endpoint:
         """If files were replaced, open a channel with the new files: a channel uses the files with which it was
         opened.
 
-        Called while there is no connection, so that no working one is dropped.
+        Called while there is no connection, so that no working connection is dropped.
         """
         now = self._tls.stamp() if self._tls is not None else ()
         if now == self._stamp:

@@ -7,12 +7,12 @@ Three kinds must never be confused (PROTOCOLS 2.3):
 - *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal, Unimplemented,
   and unexpected codes. (A connected client receives Unimplemented if a link flipped a bit of the method's name,
   or from a proxy in front of a member.) All become `Unavailable`.
-- *stale token*: rejected before anything was written, because etcd no longer knows our login (it restarted, the token
-  expired, users changed). The connection logs in again and repeats the call.
+- *stale token*: rejected before anything was written, because etcd no longer knows our login (etcd restarted, the
+  token expired, users changed). The connection logs in again and repeats the call.
 
 One trap: "database space exceeded" is *not* a refusal. If the quota is crossed between the check at admission and the
 apply, etcd applies the transaction and then answers with that error (its `quotaApplierV3`;
-tests/integration/etcd/test_etcd_kv.py shows one). So it is indeterminate, with a hint that says what to do.
+tests/integration/etcd/test_etcd_kv.py shows one). So this error is indeterminate, with a hint that says what to do.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _BY_CODE: Final[dict[Code, type[StrataError]]] = {
 class StaleTokenError(Exception):
     """Rejected for lack of a valid token; `meaning` is the error to raise if no new token can be had.
 
-    It never leaves this package, and so is not one of Strata's errors.
+    This exception never leaves the package, so it is not one of Strata's errors.
     """
 
     def __init__(self, meaning: StrataError) -> None:

@@ -4,11 +4,11 @@
    endpoint points to another etcd, or etcd was replaced.
 2. A linearizable answer has a revision at least as new as any that was known *before its request was sent*. An
    older revision proves that etcd lost data: etcd was started from an older snapshot, or its disks are new. The
-   error is `ClusterReplaced`, unlike in 3, because no other member has the data. Any answer raises the known
+   error is `ClusterReplaced`, unlike in case 3, because no other member has the data. Any answer raises the known
    revision, even the answer of a stale read or a watch: everything that a member has applied is committed by a
    majority.
 3. The raft term only grows in a cluster, and a linearizable answer needs a majority of its term. A serializable
-   read or a watch may return an older term than the one known before its request was sent. Then the member that
+   read or a watch may return an older term than was known before its request was sent. In this case the member that
    answers has been cut off from the majority, and the call goes to another member.
 
 The floor (the known term and revision) is read when the request is sent, since two answers may overtake each

@@ -2,7 +2,7 @@
 
 Renewals have a connection of their own, so that no large answer delays them. That connection has one stream,
 with one renewal outstanding (PROTOCOLS 4.4). A renewal has `request_s` in all, and the next attempt goes to
-another member. A late answer would be worth little, because the caller counts the expiry from the moment of its
+another member. A late answer would be worth little, because the caller counts the expiry from the moment of the
 request. Only a broken stream is replaced within the call.
 """
 

@@ -31,7 +31,7 @@ class Login:
     __slots__ = ("_authenticate", "_lock", "possible", "plain", "streams")
 
     def __init__(self, authenticate: Callable[[], Awaitable[str]] | None) -> None:
-        """`authenticate` returns a new token, empty if etcd requires none. It is None if no user is configured."""
+        """`authenticate` returns a new token, "" if etcd requires none. Without a user `authenticate` is None."""
         self._authenticate = authenticate
         self._lock = asyncio.Lock()
         self.possible = authenticate is not None

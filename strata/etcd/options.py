@@ -80,10 +80,10 @@ class Timing:
     progress_s: float = 5.0
     """How often an idle watch requests its progress."""
     silence_s: float = 15.0
-    """How long a watch may stay silent before it is opened elsewhere."""
+    """How long a watch may stay silent before it is opened at another endpoint."""
     backoff_s: float = 0.05
     backoff_cap_s: float = 0.5
-    """The maximum pause between attempts that fail at once: short, so that no pause lasts much longer than an
+    """The maximum pause between attempts that fail immediately: short, so that no pause lasts much longer than an
     election."""
 
     now: Callable[[], float] = time.monotonic

@@ -20,14 +20,14 @@ from strata.etcd.endpoint import Endpoint
 from strata.etcdapi import maintenance_pb2
 
 IDLE_S: Final = 30.0
-"""How long a member may send nothing: before the first byte it commits pending writes."""
+"""How long a member may send nothing: before the first byte the member commits pending writes."""
 
 
 async def stream(connection: Connection, endpoint: Endpoint, *, idle_s: float) -> AsyncGenerator[bytes, None]:
     """Yield the member's database and its SHA-256, in the pieces in which they arrive.
 
-    `Refused` if etcd has users and this one lacks the role `root`. `Unavailable` if the stream broke or was silent for
-    `idle_s`.
+    `Refused` if etcd has users and this user lacks the role `root`. `Unavailable` if the stream broke or was silent
+    for `idle_s`.
     """
     used = connection.login.plain
     try:

@@ -37,7 +37,7 @@ class EtcdStore:
         self._renewals = renewals
         self._kv = KeyValues(connection)
         self._leases = Leases(connection, renewals)
-        # an etcd that does not reveal its version to users is much newer than that bug
+        # an etcd that does not reveal its version to users is too new to have that bug
         self._trust_progress = verdict is None or not EARLY_PROGRESS.affects(verdict.version)
         self.cluster = Cluster(connection)
         self.verdict = verdict

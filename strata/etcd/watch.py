@@ -10,8 +10,8 @@ The rules (PROTOCOLS 3.2):
   revision in the header of an event's answer: until a watch has caught up, the header already has a newer
   revision.
 - *A watch opens at its position*, not after it: etcd answers no progress request while a watch starts in the
-  future (3.5.30; observed, not documented). On an idle cluster that would look like a dead member. If only the
-  position's own revision was compacted, the watch opens after it.
+  future (3.5.30; observed, not documented). On an idle cluster the missing answers would look like a dead member.
+  If only the position's own revision was compacted, the watch opens after it.
 - *Events* not newer than the position are dropped. Fragments are joined before any event is delivered; the
   joined answers end at revision boundaries.
 - *Progress* notices are accepted only after the watch was confirmed, and never move the position backwards. Older

@@ -65,7 +65,7 @@ class WatchStream:
 
     async def receive(self) -> watch_pb2.WatchResponse:
         """Return the next answer; `BrokenError` if there will be none. May be cancelled."""
-        # Cancelling a read cancels the whole call, so a task reads, and the caller can stop waiting for it.
+        # Cancelling a read cancels the whole call, so a task reads, and a caller can stop waiting for that task.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
             self._received_at = self._timing.now()

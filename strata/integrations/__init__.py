@@ -1,1 +1,1 @@
-"""Adapters of Strata to other frameworks: one package each, which imports its framework only when it is used."""
+"""Adapters of Strata to other frameworks, one package each; a framework is imported only when its adapter is used."""

@@ -1,8 +1,8 @@
 """A status line in the last row of a terminal, while other processes write to the other rows.
 
 Ranks write to the terminal by themselves at any time, and their output is not inspected. Instead the terminal's
-scroll region is set to all rows but the last, which belongs to this process. Each drawing of the line is one write,
-which also restores the cursor, so that no output of others comes in between.
+scroll region is set to all rows but the last row; the last row belongs to this process. Each drawing of the
+line is one write, which also restores the cursor, so that no output of others comes in between.
 
 The line is drawn only while this process is in the terminal's foreground, and by one process per terminal. Drawing
 never blocks: a terminal that takes no output (Ctrl-S) must not hold up an agent.

@@ -1,8 +1,8 @@
 """The command of a run: checked before the node joins, compared between members, and used to name a job.
 
-All members of one job run one command. Its program is the absolute path of a script, with symbolic links unresolved:
-Kubernetes mounts one script under another real path in every pod. The interpreter, its flags, and the folder of a
-program found on PATH are not compared: nodes may differ in them.
+All members of one job run one command. The compared program is the absolute path of the script, with symbolic
+links unresolved: Kubernetes mounts one script under another real path in every pod. The interpreter, its flags,
+and the folder of a program found on PATH are not compared: nodes may differ in them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME_CHARS: Final = 100
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse a program or script that cannot be run, before this node makes others wait for it: `ConfigError`."""
+    """Raise `ConfigError` for a program or script that cannot be run, before other nodes wait for this node."""
     program = command[0]
     if shutil.which(program) is None:
         raise ConfigError(

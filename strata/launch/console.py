@@ -3,8 +3,8 @@ r"""Console: this command's own output, shared by several ranks and the agent, a
 A rank's output arrives in pieces. `Lines` holds the beginning of a line until its end arrives, so that a line of one
 rank never lands inside a line of another. `Console` puts the prefix before each line.
 
-A line ends with `\n`, `\r\n` or a single `\r`, with which progress bars (tqdm) redraw the same line. All line ends are
-passed on as they are.
+A line ends with `\n`, `\r\n` or a single `\r`. Progress bars (tqdm) redraw the same line by `\r`. All line ends
+are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ MAX_LINE: Final = 64 << 10
 MAX_WAITING: Final = 1000
 """The most lines of this process's own output that may wait for the console."""
 TAKEN_S: Final = 1.0
-"""At the end of the command, its own waiting lines are dropped if the console takes none for this long."""
+"""At the command's end, log lines that still wait are dropped if the console takes none for this long."""
 ERASE: Final = b"\x1b[K"
 """Makes a terminal erase the rest of the line, on which a progress bar may have been drawn."""
 _BREAK = re.compile(rb"(\r\n|\n|\r(?!\n))(?!\Z)")
 """The end of a line, if another line follows."""
 _RETURNS = re.compile(rb"\r+(?!\n)")
 _MORE_RETURNS = re.compile(rb"(?<=[\r\n])\r+(?!\n)")
-"""Carriage returns at the beginning of a line, which have no effect there."""
+"""Carriage returns at the beginning of a line: they have no effect there."""
 _COLOURS: Final = (36, 33, 32, 35, 34, 31)
 
 
 class Lines:
-    """Cuts a stream after its last line end. The rest is held until it becomes a line, is too long, or is taken."""
+    """Cuts a stream after its last line end. The rest is held until it becomes a line, is too long, or `rest`
+    takes it.
+    """
 
     def __init__(self) -> None:
         self._held = b""
@@ -71,8 +73,8 @@ class Lines:
 class Console:
     """One file to which several writers write lines.
 
-    Output that cannot be written is lost without an error: its reader has ended, or the disk is full, and the training
-    must go on.
+    If output cannot be written (its reader has ended, or the disk is full), it is lost without an error,
+    because the training must go on.
     """
 
     def __init__(self, fd: int, env: Mapping[str, str]) -> None:

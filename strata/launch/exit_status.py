@@ -5,8 +5,9 @@
 | this member was preempted              | 75: requeue it                        |
 | a signal stopped this member           | 128 and its number, as in a shell     |
 
-A job fails only for good: it reached a limit of its spec, which no new process changes. The log says how its ranks
-ended. If an error kept this node from becoming a member, the status is the exit code of that error.
+A failed job stays failed: it reached a limit of its spec, and a new process does not change the limit. The log
+says how its ranks ended. If an error kept this node from becoming a member, the status is the exit code of that
+error.
 """
 
 from __future__ import annotations

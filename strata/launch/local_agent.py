@@ -8,8 +8,9 @@ a notice requested a stop. Each generation takes these steps:
     3. The members meet at the join barrier.
     4. The agent starts its ranks, which run until they end or a newer world comes.
 
-With `--restart=in_process` the agent does not end ranks that can continue in their process. It sends them their place
-in the new generation, and they have `restart_grace_s` to attach in it. Otherwise a new process replaces them.
+With `--restart=in_process` the agent does not end ranks that can continue in their process. It sends these
+ranks their place in the new generation, and they have `restart_grace_s` to attach again. A new process replaces
+a rank that does not attach in time.
 
 `slots` runs the ranks; `agent.agent` meets the other members and reports rank exits. If the coordinators are lost,
 ranks go on, and the agent delivers its reports later.
@@ -51,7 +52,7 @@ log = get_logger()
 class LocalAgent:
     """Has `starter` start the command once per slot, in every generation that has a place for `agent`'s member.
 
-    Whenever the place of the ranks here changes, it gives `agent` the new place. `folder` belongs to this agent alone.
+    Gives `agent` each new place of the ranks here. `folder` belongs to this agent alone.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class LocalAgent:
     # -- events from the session, the relay, signals and devices
 
     def on_world(self, update: WorldUpdate) -> None:
-        """Record a newer world or phase; an older one than known is ignored."""
+        """Record a newer world or phase; an update older than the known one is ignored."""
         known = self._update
         if known is None or update.token.revision >= known.token.revision:
             self._update = update
@@ -149,16 +150,16 @@ class LocalAgent:
             ranks.dumps_core(rank, reason)
 
     def may_request_stop(self) -> bool:
-        """Return True: before the agent ends ranks it withdraws their place, so these ranks cannot request a stop."""
+        """Return True: the agent withdraws the place of ranks before it ends them, so they cannot request a stop."""
         return True
 
     async def stack(self, rank: int) -> str | None:
-        """Return the stacks of a rank's threads; None if it does not run here or does not answer."""
+        """Return the stacks of a rank's threads; None if the rank does not run here or does not answer."""
         ranks = self._slots.ranks
         return await ranks.stack(rank) if ranks is not None else None
 
     def process(self, rank: int) -> str:
-        """Return the state of a rank's process; "" if it does not run here or cannot be read."""
+        """Return the state of a rank's process; "" if the process is not here or its state is unreadable."""
         return process_state(self._slots.ranks.pid(rank)) if self._slots.ranks is not None else ""
 
     def rank_supports_graceful_stop(self, rank: int, generation: int) -> None:
@@ -244,7 +245,7 @@ class LocalAgent:
             self._move(place, self._slots.start(place))
 
     def _continuing(self, update: WorldUpdate) -> frozenset[int]:
-        """Return the local ranks whose processes continue in the world of `update`, or wait for a world.
+        """Return the local ranks whose processes are kept: they continue in `update`'s world, or wait for a world.
 
         While the job is paused, no process continues: a pause may be long, and the process would occupy device memory.
         """
@@ -322,7 +323,7 @@ class LocalAgent:
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
         later_notice = notice_for_member(self._update, self._worker_id)
         if later_notice is not None and not self._stop.urgent.is_set():
-            # a rank that received the signal too has requested the common stop that this agent could not request
+            # a rank received the same signal, and has requested the common stop that this agent could not request
             return await self._leave_preempted(f"{self._stop.signal_name}: {later_notice.reason}")
         if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
             if ranks is not None and self._no_coordinator:
@@ -336,8 +337,8 @@ class LocalAgent:
     ) -> WorldUpdate | None:
         """Return the update that ends the job, if the ranks here finished before they had to stop; else None.
 
-        Ranks elsewhere may still finish, fail, or have stopped, so another world may follow. Stop waiting for the
-        end of the job once `shorten_deadline` is set, or after the grace.
+        Ranks of other nodes may still finish or fail, or may have stopped; then another world may follow. Stop
+        waiting for the end of the job once `shorten_deadline` is set, or after the grace.
         """
         if ranks is None or not ranks.finished:
             return None

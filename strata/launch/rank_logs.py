@@ -1,7 +1,8 @@
 """Log files of ranks: `generation-000003-rank-00005.log` for each process that is started.
 
-People need a crashed rank's last lines after its process has ended, often when another one has taken its place. So
-the agent remembers the newest two files of each rank for its lifetime, with how their processes ended.
+People need a crashed rank's last lines after its process has ended, often when another process has taken its
+place. So the agent remembers the newest two files of each rank for its lifetime, with how their processes
+ended.
 
 Strata never removes a log file: only the user knows how long it is needed.
 
@@ -108,7 +109,7 @@ class RankLogs:
     def new(self, generation: int, rank: int) -> RankLog | None:
         """Create and return the file for a new process's output; `ConfigError` if it cannot be created.
 
-        From now on it counts as the newest file of its rank, even if the process writes nothing for long.
+        From now on the file counts as the newest of its rank, even if the process writes nothing for long.
         """
         if self._folder is None:
             return None

@@ -2,7 +2,8 @@
 
 A rank writes into two pipes. Each rank has its own thread that reads both, since passing the output on may block. So:
 
-1. If nobody reads this command's output, the rank blocks, as if it wrote to that output itself. The agent does not.
+1. If nobody reads this command's output, the rank blocks, as if it wrote to that output itself. The agent does
+   not block.
 2. The order of a stream's lines is kept. Output that a rank wrote before its end is passed on even after the end.
 3. A process that a rank leaves behind may keep the pipes open. The thread reads on, but nothing waits for that process.
 4. If the agent is killed, the pipes break, so no process is left blocked on a reader.
@@ -63,7 +64,7 @@ class RankOutput:
         self._thread.start()
 
     def begin(self, rank: int, file: BinaryIO | None) -> None:
-        """Pass on the process's output as this rank's, also into `file`, which is closed when the output ends."""
+        """Pass on the process's output as this rank's, also into `file`; close `file` when the output ends."""
         self._rank = rank
         self._file = file
         if self._thread is None:

@@ -33,7 +33,9 @@ _CANNOT_RUN = 127
 """A shell's exit code for a command that does not exist."""
 
 EARLY_S: Final = 30.0
-"""A process that fails within this time and before a step counts as not begun; the import of torch takes some of it."""
+"""A process that fails within this time and before a step counts as not begun. The time includes the import of
+torch.
+"""
 MAX_EXIT_MESSAGE: Final = 300
 LAST_LINES: Final = 8
 """Number of lines of a failed rank's stderr that are logged."""
@@ -54,7 +56,7 @@ class RankProcess:
     """When it was started, by the event loop's clock."""
     log: RankLog | None = None
     output: RankOutput | None = None
-    """Its output, if that goes through this process."""
+    """Its output, if the output goes through the agent."""
     dumping: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Locked during a request for the process's stacks: all dumps of the process go into one file."""
 
@@ -66,7 +68,7 @@ class Program:
     starter: Starter
     inherited: Mapping[str, str]
     folder: Path
-    """A folder of this agent alone, which outlives every group."""
+    """A folder that only this agent uses; it outlives every group."""
     restart: str = PROCESS
     logs: RankLogs = field(default_factory=RankLogs)
     """The output files, one per process; without a folder, ranks write to this process's own output."""
@@ -81,8 +83,8 @@ class RankGroup:
     the reason that its exit report carries. `dumps_core` reports the exit of a rank early; the end of its process is
     reported too, and coordinators keep the first report.
 
-    A process of the previous generation may be adopted as a rank. It is not a rank until it has `arrived`. If it ends
-    earlier, or `give_up` ends it, a new process takes its place and nothing is reported.
+    A process of the previous generation may be adopted as a rank. It is not a rank until it has `arrived`. If
+    it ends before that, or `give_up` ends it, a new process takes its place and nothing is reported.
     """
 
     def __init__(self, place: Place, program: Program, *, restarts: int, on_exit: Exited) -> None:
@@ -204,7 +206,7 @@ class RankGroup:
         return process.child.pid if process is not None else None
 
     async def stack(self, rank: int) -> str | None:
-        """Return the Python stacks of a rank's threads; None if it does not run here or does not answer."""
+        """Return the Python stacks of a rank's threads; None if the rank does not run here or does not answer."""
         process = self._alive(rank)
         if process is None:
             return None
@@ -232,7 +234,8 @@ class RankGroup:
             self._all_support.set()
 
     def note_lasting(self, rank: int, reason: str) -> None:
-        """Record why a rank is about to end: a restart would not cure it, so its exit code counts as 78.
+        """Record why a rank is about to end. A restart would not cure the reason, so the rank's exit code
+        counts as 78.
 
         A later attach or step of the same rank withdraws that record.
         """
@@ -251,7 +254,7 @@ class RankGroup:
     async def wait_graceful_stop_support(self, limit_s: float) -> bool:
         """Tell whether every rank that still runs supports graceful stop; wait up to `limit_s` for their reports.
 
-        A rank that has not attached cannot report, so there is no wait if one has not.
+        A rank that has not attached cannot report: if there is such a rank, return immediately.
         """
         if not self.supports_graceful_stop and self._attached.issuperset(self.alive()):
             with contextlib.suppress(TimeoutError):
@@ -275,8 +278,9 @@ class RankGroup:
     def dumps_core(self, rank: int, reason: str) -> None:
         """Report the exit of a rank now, though its process is still writing a core file.
 
-        Its generation ends, and `stop` kills the process after its grace, so the core file has only that time. The
-        kernel ignores SIGTERM meanwhile. `give_up` ends an adopted process that has not arrived.
+        The rank's generation ends, and `stop` kills the process after the grace, so the kernel has only the
+        grace to write the core file. Meanwhile SIGTERM has no effect on the process. `give_up` ends an adopted
+        process that has not arrived.
         """
         process = self._alive(rank)
         if process is not None and rank not in self._kill_reasons and rank not in self._awaited:
@@ -385,5 +389,5 @@ def _exit_message(stacks: Path) -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's environment, which ranks inherit except for the variables that Strata sets."""
+    """Return the part of this process's environment that ranks inherit: all variables but those that Strata sets."""
     return dict(os.environ)

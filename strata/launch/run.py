@@ -1,4 +1,4 @@
-"""`strata run`: its wiring of member session, agent, ranks, console and signals."""
+"""`strata run`: connects member session, agent, ranks, console and signals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ log = get_logger()
 
 STDERR: Final = 2
 SAY_S: Final = 10.0
-"""How often a node logs that no coordinator answers, until the first one has answered."""
+"""How often a node logs that no coordinator answers, until a coordinator has answered."""
 RANKS_SOCKET: Final = "ranks.sock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -108,7 +108,7 @@ async def run_local_agent(
             return 0
         except ClusterRestored as error:
             log.warning("controlplane.restored", reason=error.message, next="this node joins again")
-            # the backup may predate the job's resumption; and this command must not begin the job anew a second time
+            # the restored backup may be older than the job's resumption: resume again, but do not reset the job twice
             config = replace(config, resume=config.resume or config.new, new=False, timeout_s=0.0)
             install_signals()
 

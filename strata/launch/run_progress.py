@@ -1,6 +1,6 @@
 """The status line of `strata run`: the progress of this node's ranks, in one line on a terminal.
 
-All of its data passes through this agent anyway, so no coordinator is queried for it.
+All of its data passes through this agent anyway, so the agent queries no coordinator.
 """
 
 from __future__ import annotations

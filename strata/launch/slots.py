@@ -12,7 +12,7 @@ from strata.client.rank.inspection import RankLog
 from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
 
 RENEW_S: Final = 5.0
-"""How often the prepared processes are checked for having ended."""
+"""How often to check whether prepared processes have ended."""
 RENEWALS: Final = 3
 """How many prepared processes per slot are replaced if they end soon after each other: more would end soon too."""
 LASTING_S: Final = 120.0

@@ -2,7 +2,7 @@
 
 Ranks that support graceful stop agree on a step, save it and exit with code 75. The agent waits for these exits as
 long as the notice allows. Other ranks do not know of the notice: they get SIGTERM, as at any stop. In both cases the
-agent ends the ranks that still run afterwards. They count as stopped and not as failed.
+agent ends the ranks that still run afterwards. These ranks count as stopped and not as failed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class StopRequest:
 
     @property
     def next_signal(self) -> asyncio.Event:
-        """The event that the next signal sets, the first or a second. It shortens the deadline of a leaving member."""
+        """The event that the next signal sets, be it the first or a second; this event shortens a leaving
+        member's deadline.
+        """
         return self.urgent if self.requested.is_set() else self.requested
 
     @property

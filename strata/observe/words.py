@@ -31,7 +31,7 @@ def counted(members: int, standbys: int) -> str:
 
 
 def unreachable(since_unix_ms: int, now_unix_s: float) -> str:
-    """Return `unreachable for 14 s`; without the duration if no leader has recorded since when (0)."""
+    """Return `unreachable for 14 s`; if no leader has recorded the time (0), without the duration."""
     if not since_unix_ms:
         return "unreachable"
     return f"unreachable for {age(max(0.0, 1000 * now_unix_s - since_unix_ms))}"

@@ -2,7 +2,7 @@
 
 Three things together ensure that:
 
-1. Every child requests SIGKILL from the kernel for when its parent dies (PR_SET_PDEATHSIG).
+1. The kernel sends SIGKILL to every child when the child's parent dies (PR_SET_PDEATHSIG).
 2. Every child leads a process group of its own. When the child ends or is killed, the processes it left in the group
    (DataLoader workers) are killed too.
 3. A guardian process kills those groups when the parent itself is killed and cannot act any more. There is one
@@ -11,10 +11,10 @@ Three things together ensure that:
 The kernel sends the death signal when the *thread* that forked ends, not the process. So a child that is started off
 the main thread is forked by one thread that lives as long as the process.
 
-`strata.processes.spawner` has the guardian's start and that thread. `strata.processes.guard` is the program that runs
-in the child and the guardian, and its docstring says why no `preexec_fn` is used. A child costs one start of a bare
-Python (about 10 ms) before its program runs; the first child also costs the guardian (one idle Python, 9 MB). Limit: a
-process that left its group on purpose (a daemon) is not killed.
+`strata.processes.spawner` starts the guardian and has that thread. `strata.processes.guard` is the program that
+runs in the child and the guardian, and its docstring says why no `preexec_fn` is used. A child costs one start
+of a bare Python (about 10 ms) before its program runs; the first child also costs the guardian (one idle
+Python, 9 MB). Limit: a process that left its group on purpose (a daemon) is not killed.
 
 The blocking calls (`join`, `stop`) are for plain programs, the `_async` ones for asyncio. Both may be used from any
 thread and mixed.
@@ -154,7 +154,7 @@ class Child:
     def pause(self) -> None:
         """Freeze the whole group (SIGSTOP); return once the child is stopped.
 
-        The signal alone promises little: threads on other cores run on for a moment.
+        Without the wait, threads on other cores could still run for a moment.
         """
         self.send_signal(signal.SIGSTOP, group=True)
         with contextlib.suppress(ChildProcessError):
@@ -208,7 +208,7 @@ class Child:
             raise TimeoutError(f"{self.name} (pid {self.pid}) runs after {timeout_s} s") from None
 
     def stop(self, grace_s: float = 5.0) -> int:
-        """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block so long.
+        """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block until the child has ended.
 
         A child that got a SIGTERM before gets no second SIGTERM. The second could arrive at the very end of the
         program, when its handler is removed, or the program could take it for "end without grace".

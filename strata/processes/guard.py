@@ -89,7 +89,7 @@ class Guardian:
                 if fd == self.fd and not self.read():
                     poll.unregister(self.fd)
         os.set_blocking(self.fd, False)
-        # A child that still holds the pipe and has not registered will get its death signal.
+        # A child that has not registered, and so still has the pipe open, gets the kernel's death signal.
         with contextlib.suppress(BlockingIOError):
             while self.read():
                 pass

@@ -3,7 +3,7 @@
     <ca folder>/    ca.pem ca-key.pem cluster
     <leaf folder>/  cert.pem key.pem ca.pem
 
-Only their owner can read keys and enter the folders. A leaf certificate names its identity as a URI
+Only the owner can read the keys and enter the folders. A leaf certificate names its identity as a URI
 (`strata.core.access.authority`). A server's certificate also names the server's hosts. Keys are ECDSA P-256.
 """
 
@@ -187,7 +187,7 @@ class Authority:
     def renew(self, out: Path, *, now: dt.datetime, days: float | None = None) -> Described:
         """Replace the certificate in `out` by a new certificate and key for the same identity and hosts.
 
-        If `ca.pem` contains this authority, that file stays unchanged: it may contain two, while one authority
+        If `ca.pem` contains this authority, that file stays unchanged: it may contain two authorities while one
         replaces the other. Without `days` the new certificate is valid for the same period as the old one.
         """
         old = describe(out / CERT)
@@ -263,7 +263,9 @@ def _builder(
     *,
     latest: dt.datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """Return a builder. A leaf expires no later than its authority: after that it would be refused in any case."""
+    """Return a builder. A leaf expires no later than its authority, because it would be refused after its
+    authority has expired.
+    """
     end = now + dt.timedelta(days=days)
     return (
         x509.CertificateBuilder()

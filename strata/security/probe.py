@@ -1,9 +1,9 @@
 """Diagnosis of a failed connection: after gRPC has failed, find out why the TLS handshake failed.
 
 gRPC reports "Socket closed" for a certificate that the server refuses, for plaintext sent to a TLS port, and for a
-server that died. This module repeats the handshake with Python's own TLS, which distinguishes these causes. It
-returns a `ConfigError` only if it proves a wrong configuration. A `ConfigError` ends a session, and the loss of a
-coordinator must not end a session.
+server that died. This module repeats the handshake with Python's own TLS, which distinguishes these causes. The
+module returns a `ConfigError` only if the handshake proves a wrong configuration, because a `ConfigError` ends a
+session. The loss of a coordinator must not end a session.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The PEM files of one side of a connection, read for each connection, so that they may be replaced.
 
-A certificate and its key are two files, which are replaced one after the other. If they are read between the two
-replacements, they do not match, and are read again.
+A certificate and its key are two files, which are replaced one after the other. Files that are read between the two
+replacements do not match, and are read again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def stamp_of(credentials: Credentials) -> Stamp:
 
 
 def stamp(*paths: Path | None) -> Stamp:
-    """Return a stamp that changes if a file is replaced; zeros for a missing file."""
+    """Return a stamp that changes if a file is replaced; a missing file counts as zeros."""
     found = []
     for path in paths:
         if path is None:

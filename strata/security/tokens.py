@@ -1,8 +1,8 @@
 """Tokens: authentication of callers without client certificates.
 
-A token is 256 random bits, which its holder stores in a file of mode 0600. Coordinators have a file of the tokens'
-hashes, and a hash cannot be used as a token. A plain SHA-256 suffices, because random bits cannot be guessed. Every
-comparison takes the same time.
+A token is 256 random bits. Its holder stores the token in a file of mode 0600. Coordinators have a file of the
+tokens' hashes, and a hash cannot be used as a token. A plain SHA-256 suffices, because random bits cannot be guessed.
+Every comparison takes the same time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Re-verification of a peer's certificate after the handshake: whether a handshake would accept it now.
 
 The transport verifies once, at the handshake, that the peer has the key and that one of our authorities signed the
-certificate. Later the certificate may expire, or the file of authorities may be replaced. This module checks both
-against the current file and clock. It must not be used for a peer that has not completed a handshake, because it does
-not prove that the peer has the key.
+certificate. Later the certificate may expire, or the file of authorities may be replaced. This module checks the
+certificate against the current file and clock. The check must not be used for a peer that has not completed a
+handshake, because it does not prove that the peer has the key.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Authorities:
             raise ConfigError(f"{self._path} holds a certificate that cannot be read: {error}") from None
 
     def _judge(self, chain: bytes) -> dt.datetime:
-        """Return the end of a chain's validity: the certificate's own, or an earlier one of its issuers."""
+        """Return the end of a chain's validity: the earliest end among the certificate and its issuers."""
         shown = x509.load_pem_x509_certificates(chain)
         until = _vouched(shown[0], shown[1:], self._trusted, MAX_DEPTH)
         if until is None:
@@ -106,7 +106,7 @@ def _vouched(
     trusted: Iterable[x509.Certificate],
     depth: int,
 ) -> dt.datetime | None:
-    """Return the latest end of validity of a chain from `one` to a trusted certificate; None if there is no chain."""
+    """Return the latest end of validity among the chains from `one` to a trusted certificate; None without a chain."""
     ends = [each.not_valid_after_utc for each in trusted if each == one or _issued(one, each)]
     if depth and not ends:
         for each in between:
@@ -122,5 +122,5 @@ def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
     except (ValueError, InvalidSignature):
         return False
     except (TypeError, UnsupportedAlgorithm):
-        return True  # the issuer's name matches; only the transport's library can check this kind of key
+        return True  # the name matches; only the transport's library can check this kind of key
     return True

@@ -1,1 +1,1 @@
-"""Sessions: their opening side, their serving side (replica to member, agent to rank), and the links under them."""
+"""Sessions: the client side, the serving side (replica to member, agent to rank), and the links that both sides use."""

@@ -1,14 +1,14 @@
 """The client side of a session, which continues over any number of connections and replicas.
 
-A session is a promise about the other side's *knowledge*, not about a connection. The client side keeps
-everything that is open (arrivals, calls, rank exits, the newest progress), and sends it again to every replica
-that takes the session over. So a caller never notices that a replica died.
+A session is not bound to one connection: it ensures that the other side receives every message that still matters.
+The client side keeps everything that is open (arrivals, calls, rank exits, the newest progress), and sends all of
+it again to every replica that takes the session over. So a caller never notices that a replica died.
 
 Only four events end a session: `leave`, the other side's `Ended`, a restore of the control plane, and a refusal
 that every replica would repeat. A different etcd cluster behind the endpoints ends no session: etcd may have
 lost its data, and an operator may restore the data.
 
-All of it runs in one event loop, on a `Link`. Only `strata.transport.channel` knows grpc. `MemberSession` and
+A session runs in one event loop, on a `Link`. Only `strata.transport.channel` knows grpc. `MemberSession` and
 `RankSession` differ in the Hello they send.
 """
 
@@ -65,7 +65,7 @@ class _Leaving(Exception):
 
 
 class Session:
-    """A session over whichever endpoint of `route` serves it.
+    """A session over any endpoint of `route` that serves the session.
 
     `introduce` makes the Hello from the newest known token and incarnation. Run `run` as a task. Every other
     method may be called before `run` or during it, connected or not.
@@ -235,7 +235,7 @@ class Session:
             await self._failover.end()
 
     async def _visit(self, endpoint: Endpoint, found: Found | None) -> None:
-        """Let `endpoint` serve the session until the connection ends, and record why it ended."""
+        """Let `endpoint` serve the session until the connection ends, and record why the connection ended."""
         reason: StrataError
         try:
             if found is not None:
@@ -420,7 +420,7 @@ class Session:
             raise Unavailable(f"no answer to {label} within {timeout_s:g} s{why}") from None
         finally:
             self._calls.drop(id_)
-            self._flush_calls()  # its place is free
+            self._flush_calls()  # the request's place among the sent calls is free
 
     def _flush_soon(self, label: str, delay_s: float, flush: Callable[[], None]) -> None:
         """Call `flush` once, after `delay_s`, however often this is called until then."""
@@ -466,8 +466,8 @@ class Session:
     def _finish(self, error: StrataError | None) -> None:
         """End the session permanently, and fail everything still open. Only the first call counts.
 
-        A member that announced its departure counts as departed, however its session ends. For example, a
-        replica records the leave and dies before it confirms; the next replica then refuses the session.
+        A member that announced its departure counts as departed, however its session ends. For example, a replica
+        records the leave and dies before it confirms the leave; the next replica then refuses the session.
         """
         if self._ended.is_set():
             return

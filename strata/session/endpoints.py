@@ -1,8 +1,8 @@
 """Coordinator endpoints: how they are written, and which one to try next.
 
-`host:50051`, `http://host:50051`, `[::1]:50051`, `host` (port 50051), `unix:/path`; several of them separated
-by commas or as a sequence. `https://` selects TLS, `http://` plaintext. Without either, TLS is used when an
-authority or a certificate is configured. Plaintext leaves this host only with `insecure`.
+Forms: `host:50051`, `http://host:50051`, `[::1]:50051`, `host` (port 50051), `unix:/path`. Several endpoints are
+separated by commas, or given as a sequence. `https://` selects TLS, `http://` plaintext. Without either, TLS is
+used when an authority or a certificate is configured. Plaintext leaves this host only with `insecure`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 HASTE_S: Final = 0.4
-"""Seconds an endpoint has to connect while others are still to be tried."""
+"""Seconds an endpoint has to connect while other endpoints must still be tried."""
 CONNECT_S: Final = 2.0
 """Seconds an endpoint has to connect otherwise."""
 BASE_S: Final = 0.1
@@ -218,7 +218,7 @@ class Route:
         self.current, self._at = endpoint, self._endpoints.index(endpoint)
 
     def reached(self) -> None:
-        """Record that the current endpoint served, so that the next try after its loss comes at once."""
+        """Record that the current endpoint served, so that the next try follows immediately after its loss."""
         self._tries = 0
         self._served = True
         self._first.clear()

@@ -5,7 +5,7 @@ cannot send its members anywhere. The leader soon counts the members of such a r
 may still reach other replicas. So each member looks for another replica, and keeps its stream until another
 replica has welcomed it. If no replica is ready, no stream is lost.
 
-A replica that is not ready refuses a `Hello.if_ready` at once. So a search is cheap, leaves nothing running,
+A replica that is not ready refuses a `Hello.if_ready` immediately. So a search is cheap, leaves nothing running,
 and never takes a session from the replica that serves it.
 """
 
@@ -27,7 +27,7 @@ from strata.v1.session_pb2 import Down, Hello, Up, Welcome
 CONNECT_S: Final = 0.4
 """Seconds each endpoint has to connect: a black hole must not use up the others' time."""
 WELCOME_S: Final = 3.0
-"""Seconds that a replica which did not refuse at once has to register the member."""
+"""Seconds that a replica has to register the member, unless it refused immediately."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 4.0
 """Longest pause between two rounds over all endpoints; each pause is drawn from the upper half of this range.

@@ -1,9 +1,9 @@
-"""Refuse the use of this library in a process forked from a user of it.
+"""Refuse the use of this library in a process that was forked from a process using it.
 
-The child closes the socket to the agent (`strata.session.framed`) and has none of the threads that carry the
-session. Unary calls (`CoordinatorClient`, `DatasetRegistry`, `ShardManager`) use gRPC in the process itself.
-With grpc.aio in a thread, gRPC's own fork handlers crash a forked child such as a DataLoader worker. So the
-fork handlers must be off (`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py` before grpc is imported).
+A forked child closes the socket to the agent (`strata.session.framed`), and has none of the threads that run the
+session. Unary calls (`CoordinatorClient`, `DatasetRegistry`, `ShardManager`) use gRPC in the process itself. With
+grpc.aio in a thread, gRPC's own fork handlers crash a forked child such as a DataLoader worker. So the fork
+handlers must be off (`GRPC_ENABLE_FORK_SUPPORT=0`, set by `strata/__init__.py` before grpc is imported).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def allow_grpc() -> None:
 
 
 def claim() -> None:
-    """Raise `ConfigError` in a forked child of a user; from now on, children forked from this process are refused."""
+    """Raise `ConfigError` in a child that was forked after `claim`; from now on, refuse children forked from this
+    process.
+    """
     global _user  # noqa: PLW0603  # a fact about the process
     refuse_in_child()
     _user = os.getpid()
@@ -58,7 +60,7 @@ def _after_in_child() -> None:
     global _forked_from  # noqa: PLW0603  # a fact about the process
     if _user is not None:
         _forked_from = _user
-        # once collected, grpc.aio's last object would wait for a thread that the child does not have
+        # no garbage collection of grpc.aio's last object: it would wait for a thread that the child does not have
         gc.freeze()
 
 

@@ -62,7 +62,7 @@ _LAST: Final = 1 << 31
 
 
 def newest_up(message: Up) -> Hashable:
-    """Return the kind of a message from a rank of which only the newest counts; None for any other."""
+    """Return the kind of a rank's message if only the newest message of that kind counts, else None."""
     kind = message.WhichOneof("message")
     if kind == "progress" and not (message.progress.evidence or message.progress.devices):
         return kind
@@ -70,7 +70,7 @@ def newest_up(message: Up) -> Hashable:
 
 
 def newest_down(message: Down) -> Hashable:
-    """Return the kind of a message from an agent of which only the newest counts; None for any other."""
+    """Return the kind of an agent's message if only the newest message of that kind counts, else None."""
     kind = message.WhichOneof("message")
     return kind if kind in {"tick", "world"} else None
 
@@ -78,9 +78,9 @@ def newest_down(message: Down) -> Hashable:
 class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
     """One end of a link over a stream socket; both asyncio's protocol and our `Link`.
 
-    `target` names the other side in the errors of the end that dialled; the end that accepted has none.
-    `newest` returns the kind of a message that replaces an unsent one of the same kind. `opened` is called once
-    the socket is connected.
+    `target` names the other side in the errors of the end that dialled; the end that accepted has no `target`.
+    `newest` returns the kind of a message that replaces an unsent one of the same kind. `opened` is called once the
+    socket is connected.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class FramedLink(asyncio.BufferedProtocol, Generic[In, Out]):
         if not self._over:
             self._put(_LAST, pack(error).SerializeToString() if error is not None else b"")
             self._loop.call_later(FLUSH_S, self.transport.abort)
-            self.transport.resume_reading()  # to see the other side's end; no effect if reading is not paused
+            self.transport.resume_reading()  # to notice that the other side ended; no effect if reading is not paused
         self._rouse()
 
     def check(self) -> None:
@@ -313,7 +313,7 @@ def connected(path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         _sockets.add(sock)
     try:
-        sock.connect(path)  # at once, or not at all: asyncio would take a full backlog for a connection
+        sock.connect(path)  # never waits: asyncio would take a full backlog for a connection
     except OSError:
         sock.close()
         raise
@@ -325,7 +325,7 @@ def paired() -> tuple[socket.socket, socket.socket]:
     with _opening:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _sockets.update((ours, theirs))
-    ours.setblocking(False)  # as asyncio wants it
+    ours.setblocking(False)  # as asyncio requires
     return ours, theirs
 
 
@@ -373,7 +373,7 @@ def _after_in_child() -> None:
     _process = object()
     try:
         for sock in _sockets:
-            with suppress(OSError):  # if the socket was closed by its number
+            with suppress(OSError):  # the program may have closed the socket by its descriptor
                 os.close(
                     sock.detach()
                 )  # not sock.close(): it waits while an event loop (uvloop) still uses the socket

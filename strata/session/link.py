@@ -26,9 +26,9 @@ class Link(Protocol[In_co, Out_contra]):
     async def recv(self) -> In_co | None:
         """Return the next message; None once either side ended the stream.
 
-        At the end that dialled, an end with an error raises that error. A broken transport raises
-        `Unavailable`, or `TransportBroken` if it was ended or reset. The end that accepted cannot tell a broken
-        transport from a clean end, and gets None for both.
+        At the side that dialled, a stream that ends with an error raises that error. A broken transport raises
+        `Unavailable`, or `TransportBroken` if it was ended or reset. The side that accepted cannot distinguish a
+        broken transport from a clean end, and gets None for both.
         """
         ...
 
@@ -50,7 +50,7 @@ class Link(Protocol[In_co, Out_contra]):
         ...
 
     def check(self) -> None:
-        """Raise `QuotaExceeded` if the other side has to read its answers before it may request more."""
+        """Raise `QuotaExceeded` if the other side must read earlier answers before it may send more requests."""
         ...
 
     @property

@@ -125,7 +125,7 @@ class OpenArrivals:
                 future.set_result(outcome)
 
     def refuse(self, key: RoundKey, ranks: Iterable[int], error: StrataError) -> None:
-        """Fail the arrival of these ranks with `error`; the round goes on without it."""
+        """Fail the arrivals of these ranks with `error`; the round goes on without these arrivals."""
         open_round = self._rounds.get(key)
         if open_round is not None:
             open_round.fail(ranks, error)
@@ -133,7 +133,7 @@ class OpenArrivals:
                 del self._rounds[key]
 
     def end_before(self, generation: int, reason: str) -> None:
-        """End rounds of generations before `generation` with `StaleGeneration`; `reason` is why that generation
+        """End rounds of generations before `generation` with `StaleGeneration`; `reason` says why `generation`
         began.
         """
         for key in [key for key in self._rounds if key.generation < generation]:
@@ -247,7 +247,9 @@ def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s:
 
 
 def _check(arrival: Arrival, size: int) -> None:
-    """Refuse an arrival that is too large for a stream or inconsistent: after the round no replica would notice."""
+    """Refuse an arrival that is too large for a stream or inconsistent: a replica would not notice once the round
+    has ended.
+    """
     checked_id("barrier", arrival.name)
     count = len(arrival.ranks)
     if not count or len(arrival.payloads) not in {0, count} or len(arrival.phases) not in {0, count}:

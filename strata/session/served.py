@@ -9,7 +9,7 @@ Replica and agent differ in their `Handler`. The rules for both, in the order of
    exits run in tasks of their own, so that a slow call delays no arrival. Each gets exactly one Reply; replies
    may overtake each other.
 3. A Tick is sent every second. It shows that this event loop runs; it shows nothing about the transport.
-4. The session ends once. `Handler.ended` reports at once how it ended; calls under way still finish.
+4. The session ends once. `Handler.ended` is called immediately with the way it ended; calls under way still finish.
 
 A Leave waits until the calls before it have finished: the exit of a rank is recorded before its member has
 left.
@@ -52,11 +52,13 @@ class Limits:
     hello_s: float = 10.0
     tick_s: float = 1.0
     calls: int = 256
-    """Calls and exits under way at once."""
+    """The most calls and exits under way at the same time."""
     early: int = 64
-    """Messages read while a Hello is being answered; a Strata client sends only ticks in that time."""
+    """The most messages read while a Hello is being answered; a Strata client sends only ticks in that time."""
     early_bytes: int = 64 << 10
-    """Bytes read while a Hello is being answered. Further bytes, and the end of the stream, wait in the transport."""
+    """The most bytes read while a Hello is being answered. Further bytes, and the end of the stream, wait in the
+    transport.
+    """
 
 
 class Session:
@@ -85,12 +87,12 @@ class Session:
         self._link.close(error)
 
     def check(self) -> None:
-        """Raise `QuotaExceeded` if the other side has to read before it gets more answers."""
+        """Raise `QuotaExceeded` if the other side must read earlier answers before it gets more."""
         self._link.check()
 
     @property
     def ended_here(self) -> bool:
-        """Whether this side ended the stream, also because the other side did not read."""
+        """Whether this side ended the stream, for example because the other side did not read."""
         return self._link.closed
 
     @property
@@ -151,7 +153,7 @@ async def serve(
         session.close(error)
         return
     except Exception:
-        # a bug met by one session ends this session, not the other ones served here
+        # a bug in one session ends this session, not the other sessions served here
         log.exception("session_failed")
         session.close(_internal())
         return

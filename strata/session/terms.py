@@ -28,15 +28,18 @@ def aged(report: RankProgress, age_s: float) -> RankProgress:
 
 
 EXIT_REPORT_S: Final = 60.0
-"""For how many seconds a process that ends normally tries to report this to a coordinator. Without the report
-the process counts as dead, and a finished training looks like a training that lost its members."""
+"""For how many seconds a process that ends normally tries to report its end to a coordinator. Without the report
+the process counts as dead, and a finished training looks like a training that lost its members.
+"""
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
 """Opens a stream to an endpoint; raises `Unavailable` if the connection cannot be made."""
 
 
 def member_hello(registration: Registration) -> Callable[[Token, int], Hello]:
-    """Return the function that makes a member's Hello: its registration with the incarnation it was assigned."""
+    """Return the function that makes a member's Hello: the registration, with the incarnation that the member was
+    assigned.
+    """
 
     def introduce(token: Token, incarnation: int) -> Hello:
         member = Registration()
@@ -48,7 +51,7 @@ def member_hello(registration: Registration) -> Callable[[Token, int], Hello]:
 
 
 class SessionObserver(Protocol):
-    """Callbacks of a session. Called in the session's event loop; must not block nor raise."""
+    """Callbacks of a session. Called in the session's event loop; must neither block nor raise."""
 
     def on_connected(self, welcome: Welcome) -> None:
         """A replica serves the session; open requests are being sent again."""
@@ -68,7 +71,8 @@ class SessionObserver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The session's times. `coalesce_s` is how long an arrival waits for others to be sent with it.
+    """The session's times. `coalesce_s` is how long an arrival waits for further arrivals, to be sent together with
+    them.
 
     `unready_s` counts from the first tick that reports the replica unready; at that moment it may have been
     unready for up to one tick already.
@@ -86,8 +90,9 @@ class Pace:
 def another_cluster(known: str, served: str, endpoint: str) -> StrataError:
     """Return the error for an endpoint that serves another cluster than the one the caller knows.
 
-    `ClusterRestored` if that cluster was restored from the known one. `Unavailable` if it is the known cluster
-    before its restore: that replica does not know of the restore yet. Otherwise `ClusterReplaced`.
+    `ClusterRestored` if that cluster was restored from the known one. `Unavailable` if the endpoint serves the
+    known cluster as it was before its restore: that replica does not know of the restore yet. Otherwise
+    `ClusterReplaced`.
     """
     message = f"this client began with cluster {known}; {endpoint} serves {served}"
     if is_restored(known, served):

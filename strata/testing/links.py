@@ -4,14 +4,14 @@
     board.listen("b", serve, tasks.create_task)      # serve(link) runs for each dial
     async with board.dial("a", "b") as link: ...
     board.cut("a", "b")                              # the links between a and b break, and new links fail
-    board.reject("a", "b")                           # the same, but peers get resets and refusals
+    board.reject("a", "b")                           # as `cut`, but peers get resets and refusals
     board.block("a", "b")                            # messages from a to b do not arrive, and no error is raised
 
 A link has two ends: the *dialling* end and the *accepting* end. The links keep the guarantees of the real ones.
 Messages stay in order. At a break the dialling end gets `Unavailable`, the accepting end None. Messages sent before a
 clean close arrive; messages in transit at a break may be lost. Messages are copied, as by serialisation. If the other
-side does not answer (blocked, or frozen as a `Process`), an end breaks within `keepalive_s`, as HTTP/2 pings would
-break it. Within one host it does not break, since a Unix socket has no pings.
+side does not answer (blocked, or frozen as a `Process`), an end of a link breaks within `keepalive_s`, as HTTP/2
+pings would break it. A link within one host does not break in this way, since a Unix socket has no pings.
 
 An address is `host` or `host/port name`; blocks and delays apply to hosts.
 """
@@ -42,7 +42,7 @@ FLUSH_S = 1.0
 
 
 class MemoryLink:
-    """One end of a link; `pair` makes both. `stalled`: this end reads nothing, as if frozen."""
+    """One end of a link; `pair` makes both. A stalled end (`stall`) reads nothing, as if frozen."""
 
     def __init__(self, *, dialled: bool, delay_s: Callable[[], float], outbox_limit: int) -> None:
         self.other: MemoryLink = self
@@ -238,7 +238,7 @@ class Switchboard:
         self._changed = asyncio.Event()
 
     def listen(self, address: str, serve: Serve, spawn: Spawn) -> None:
-        """Call `serve` for each dial to `address`; it runs as a part of the calling program."""
+        """Call `serve` for each dial to `address`; `serve` runs as a part of the program that called `listen`."""
         self._listeners[address] = _Listener(serve, spawn, copy_context(), self._watch(current()))
         self._change()
 
@@ -287,7 +287,7 @@ class Switchboard:
         self._change()
 
     def unblock(self, sender: str, receiver: str) -> None:
-        """Deliver the messages again; a link loses none, unless one of its ends has given up."""
+        """Deliver the messages again; a link loses no message, unless one of its ends has given up."""
         self._blocked.discard((sender, receiver))
         self._change()
 

@@ -192,5 +192,5 @@ def _after(delay_s: float, action: Callable[[], None]) -> None:
     if delay_s > 0:
         loop.call_later(delay_s, action, context=BETWEEN)
     else:
-        # keeps the order of calls; timers that are due at the same moment would not
+        # `call_soon` keeps the order of calls; timers that are due at the same moment would not
         loop.call_soon(action, context=BETWEEN)

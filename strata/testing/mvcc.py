@@ -1,8 +1,8 @@
 """etcd's MVCC data model without etcd: keys with versions, revisions, history, compaction.
 
 Pure: no clock, no tasks. All writes of a transaction have the same revision; a transaction that changes nothing makes
-no new revision. Behaviour that is not obvious was checked on etcd 3.5.30. `tests/contract` tests it on etcd and on
-this model.
+no new revision. Behaviour that is not obvious was checked on etcd 3.5.30. `tests/contract` tests the same behaviour
+on etcd and on this model.
 """
 
 from __future__ import annotations

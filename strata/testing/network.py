@@ -32,8 +32,8 @@ class Fate:
 
     The request arrives after `delay_s`, and the response `answer_delay_s` later. A client gives up after its own
     limit, but a request that arrives after that still takes effect. If `lost` is "request", the call does not take
-    effect. If `lost` is "answer", the call takes effect, but the response is lost. Both raise `Unavailable` at the
-    time at which the lost message would have arrived, as a broken connection does.
+    effect. If `lost` is "answer", the call takes effect, but the response is lost. In both cases the call raises
+    `Unavailable` when the lost message would have arrived, as on a broken connection.
     """
 
     delay_s: float = 0.0

@@ -4,10 +4,10 @@
     replica.start(main(), tasks=tasks)
     replica.freeze(); ...; replica.thaw()
 
-All tasks, timers and callbacks that a program starts belong to the program, because asyncio passes its context on to
-them. While a program is frozen, none of them runs, and the clock continues. After `thaw` all due callbacks run
-immediately, in order. The parts between programs (links, the store) run in the context `BETWEEN`, and never freeze.
-This works only in a `VirtualTimeLoop`.
+All tasks, timers and callbacks that a program starts belong to the program, because asyncio passes the program's
+context on to them. While a program is frozen, none of them runs, and the clock continues. After `thaw` all due
+callbacks run immediately, in order. The parts between programs (links, the store) run in the context `BETWEEN`, and
+never freeze. This works only in a `VirtualTimeLoop`.
 """
 
 from __future__ import annotations

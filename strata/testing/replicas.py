@@ -19,7 +19,7 @@ from strata.testing.serving import MemoryServing, memory_dial, memory_probe
 
 
 async def unknown_probe(_address: str) -> Probe:
-    """Return `UNCLEAR`, as if no probe were possible: the end of a leader is then detected only by its lease."""
+    """Return `UNCLEAR`, as if no probe were possible: a dead leader is then detected only when its lease expires."""
     return Probe.UNCLEAR
 
 

@@ -1,4 +1,4 @@
-"""`VirtualTimeLoop`: a deterministic event loop with a virtual clock, for which hours of timeouts take milliseconds.
+"""`VirtualTimeLoop`: a deterministic event loop with a virtual clock, on which hours of timeouts take milliseconds.
 
     result = virtual_time.run(main(), seed=7)
 
@@ -8,8 +8,8 @@ threads.
 
 asyncio promises no order for timers that are due at the same moment. Here the seed decides their order: it makes
 every timer late by less than a microsecond. Ready callbacks keep asyncio's order. The same seed gives the same run if
-the code under test does not depend on object ids, or, from one process to the next, on string hashes
-(PYTHONHASHSEED). asyncio's sets of tasks have a fixed order, since a task's hash is its number.
+the code under test does not depend on object ids. In another process, the code must not depend on string hashes
+either (PYTHONHASHSEED). asyncio's sets of tasks have a fixed order, since a task's hash is its number.
 
 While a program is frozen (`strata.testing.processes`), its callbacks are held until it resumes.
 """

@@ -1,7 +1,7 @@
 """Closes a run when its program exits without `run.close()`.
 
-The run counts as done if the program has left a loop of `run.steps` with its last step complete. Otherwise nothing is
-saved, since the state may be that of an unfinished step, and the program exits with 1.
+The run counts as done if the program has left a loop of `run.steps` with its last step complete. Otherwise the
+program exits with 1, and nothing is saved, since the state may be that of an unfinished step.
 
 Python passes neither the exception nor the exit status of the program to `atexit` callbacks. `sys.excepthook` records
 an exception of the main thread; the status stays unknown. A multiprocessing child calls no `sys.excepthook`, and no

@@ -36,13 +36,13 @@ from strata.v1.worlds_pb2 import (
 )
 
 GRACE_S: Final = 60.0
-"""How long a rank of an ended generation waits for its agent to end it."""
+"""How long a rank of an ended generation waits for its agent to end the rank's process."""
 OVER_S: Final = 10.0
-"""The end of a generation may arrive here after the error that it caused: up to `detect_s` plus this time later."""
+"""The news of a generation's end may arrive up to `detect_s` plus this time after the error that the end caused."""
 POLL_S: Final = 0.25
 """How often a process that waits for a newer world checks whether the job is done instead."""
 ORPHAN_S: Final = 0.5
-"""How long the main thread has to raise the error after its agent has ended."""
+"""How long the main thread has to raise the error after the rank's agent has ended."""
 ASK_S: Final = 5.0
 """Timeout of the request that records this member's departure."""
 RESTORED: Final = "ended with code 75: the control plane was restored; start the program again, it goes on from the newest checkpoint (%s)"
@@ -82,7 +82,7 @@ class GenerationExit(Protocol):
     def failed(self, error: BaseException) -> None:
         """Handle an `error` that ends the trainer's thread; return if it is this process's own failure.
 
-        `JobDone` as from `over`.
+        Raise `JobDone` in the same case as `over`.
         """
         ...
 
@@ -124,7 +124,8 @@ def end_with_agent(
 ) -> Callable[[], None]:
     """Call `exit_process` in a thread of its own once the agent has ended; return a function that cancels this.
 
-    The main thread cannot watch the agent: it may hang in a collective with ranks that nothing restarts.
+    The main thread cannot watch the agent: the main thread may hang in a collective with ranks that nothing
+    restarts.
     """
 
     def ended(error: StrataError) -> None:
@@ -132,13 +133,13 @@ def end_with_agent(
             threading.Thread(target=exit_process, name="strata-orphan", daemon=True).start()
             log.error(
                 "%s", error
-            )  # after the thread's start: another thread may hold the log's lock for ever
+            )  # log only after that thread has started: another thread may hold the log's lock for ever
 
     return context.observe_end(ended)
 
 
 class AgentExit:
-    """The agent ends this process, which waits for that: an ordinary restart must not show the user an error."""
+    """This process waits until the agent ends it: an ordinary restart must not show the user an error."""
 
     armed = True
     leaves = False
@@ -158,14 +159,14 @@ class AgentExit:
         threading.Event().wait(self._grace_s)
 
     def failed(self, error: BaseException) -> None:
-        pass  # the agent learns of it from the process's end
+        pass  # the agent learns of it from the process's exit
 
     def close(self) -> None:
         self._forget()
 
 
 class InProcessExit:
-    """The next generation begins in this process, once its agent has sent the process's place in it.
+    """The next generation begins in this process, once the agent has sent this process's place in that generation.
 
     The end of a generation aborts collectives under way. An aborted NCCL collective may return as if it had
     succeeded, so `check` is called before each step of the optimizer.
@@ -242,9 +243,9 @@ class InProcessExit:
 class StandaloneExit:
     """An armed standalone process leaves the job and exits with 75 once a newer world exists; nothing restarts it.
 
-    Another thread ends it: the main thread may hang in a collective with a lost peer. Nothing inside the process ends
-    such a collective (gloo's abort does not reach a frozen peer). In an interactive session, such as a notebook, the
-    error is only raised.
+    A separate thread ends the process: the main thread may hang in a collective with a lost peer. Nothing inside
+    the process ends such a collective (gloo's abort does not reach a frozen peer). In an interactive session, such
+    as a notebook, the error is only raised.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class StandaloneExit:
         except JobDone:
             raise
         except StrataError:
-            pass  # the session or the generation has ended; the call that raises this reports it
+            pass  # the session or the generation has ended; the caller's next call reports this error
 
     def close(self) -> None:
         with self._lock:
@@ -396,7 +397,7 @@ def is_interactive() -> bool:
 def exit_if_done(*, standalone: bool = True) -> Iterator[None]:
     """Exit with 0 and a warning if the block finds the job done without this process, as `strata run` does.
 
-    Only for a `standalone` process: otherwise the rank's agent reports it.
+    Only for a `standalone` process: otherwise the rank's agent reports that the job is done.
     """
     try:
         yield
@@ -423,7 +424,7 @@ def exit_if_refused(*, standalone: bool = True) -> Iterator[None]:
         log.error(RESTORED, error.message)  # noqa: TRY400  # as below
         raise SystemExit(PREEMPTED) from error
     except Refused as error:
-        if not standalone or type(error) is not Refused:  # a subclass is for the program to handle
+        if not standalone or type(error) is not Refused:  # the program handles subclasses
             raise
         log.error("%s", error)  # noqa: TRY400  # the message says what to do: no traceback
         raise SystemExit(REFUSED) from error

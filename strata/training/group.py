@@ -25,7 +25,7 @@ MEETING_S: Final = 300.0
 JOIN: Final = "join"
 """The phase of a rank that waits for the others."""
 MEETINGS: Final = 4
-"""How many times a rank enters the barrier: a rank whose storage refuses at its start may wait up to `save_grace_s`."""
+"""How many times a rank enters the barrier: if storage refuses a rank's start, that rank may be `save_grace_s` late."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -33,8 +33,8 @@ log: Final = logging.getLogger("strata.training")
 def ensure_group(context: RankContext, *, arm: Callable[[], None]) -> bool:
     """Initialise torch's process group unless there is one, or torch is not imported.
 
-    Returns whether it initialised a group, which the caller must then end. `arm` is called before this process meets
-    the others in a store, since the meeting binds the process to its generation.
+    Returns whether this call initialised a group; the caller must then end the group. `arm` is called before this
+    process meets the others in a store, since the meeting binds the process to its generation.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():

@@ -23,7 +23,7 @@ class Past:
 
     began_unix_s: float
     uncommitted_unix_s: float
-    """When the generation began that came right after the last generation with a committed checkpoint."""
+    """The start of the generation that followed the last generation with a committed checkpoint."""
     failure_s: float = PRIOR_S
 
 

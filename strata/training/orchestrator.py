@@ -145,7 +145,8 @@ class TrainingOrchestrator:
         ("model", "optim.state"; True: everything) must be equal, or the save fails. With `replicated=False` nothing is
         compared, and each rank saves all its tensors.
 
-        `total_steps` is the last step of the training, if known: progress and the remaining time are shown with it.
+        `total_steps` is the last step of the training, if known; the display of progress and of the remaining time
+        uses it.
 
         If the job of a standalone process is done already, the program exits here with code 0, or with 4 if another
         run (STRATA_RUN_ID, SLURM_JOB_ID) finished it. If other members finish the job while this process trains, the
@@ -310,8 +311,8 @@ class TrainingOrchestrator:
 
         `main` makes its model, calls `init` with it, and trains. When the generation ends, this method catches the
         error that `main` raises, and the next generation begins in the same process. The process keeps its imports
-        and all objects outside of `main`. For backends whose collectives can be aborted (NCCL): if a collective hangs,
-        the agent replaces the process after `--restart-grace-s`.
+        and all objects outside of `main`. Use this only with backends whose collectives can be aborted (NCCL). If a
+        collective hangs, the agent replaces the process after `--restart-grace-s`.
         """
         self._in_process = os.environ.get("STRATA_RESTART") == "in_process"
         if self._in_process:
@@ -360,10 +361,12 @@ class TrainingOrchestrator:
 
 
 def _code_of(error: BaseException, context: RankContext) -> int:
-    """Return the exit code to report for a rank whose start failed with `error`; its program may exit otherwise.
+    """Return the exit code to report for a rank whose start failed with `error`; its program may exit with another
+    code.
 
-    A wrong setting, permission or storage counts as a permanent failure only until the job has a checkpoint: since then
-    it has worked once, and may work again. A state that does not fit the checkpoint is always a permanent failure.
+    A wrong setting, permission or storage counts as a permanent failure only until the job has a checkpoint: a
+    checkpoint shows that it has worked once, so it may work again. A state that does not fit the checkpoint is
+    always a permanent failure.
     """
     if isinstance(error, Preempted):
         return PREEMPTED
@@ -374,7 +377,9 @@ def _code_of(error: BaseException, context: RankContext) -> int:
 
 
 def refuse_in_process() -> None:
-    """Raise `Refused` inside `TrainingOrchestrator.train`: `strata.init` could not begin the next generation."""
+    """Raise `Refused` inside `TrainingOrchestrator.train`: a run of `strata.init` could not begin the next
+    generation.
+    """
     if os.environ.get("STRATA_IN_PROCESS") == "1":
         raise Refused(
             "strata.init() was called inside of TrainingOrchestrator.train()",

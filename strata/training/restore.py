@@ -74,8 +74,8 @@ def begin(
     """Restore `state` to the starting point of the world of `context`, and return this rank's starting point.
 
     Initialises torch's process group first, and calls `arm` if that binds this process to its generation. `agree`
-    waits for all ranks, and returns the settings that hold for all of them. `patiently` calls the functions that read
-    the storage, and may call them again.
+    waits for all ranks, and returns the settings that apply to all of them. `patiently` calls the functions that
+    read the storage, and may call them again.
     """
     context.check()
     owns_group = ensure_group(context, arm=arm)

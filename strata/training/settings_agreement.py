@@ -1,8 +1,9 @@
 """Agreement of all ranks on settings that must be equal, though each rank reads its own configuration: `RankSettings`.
 
-A save is a barrier at a step that every rank plans by itself, and each rank computes its share of a step's samples. If
-one node had other settings, its ranks would wait for a save that the others do not make, or train on samples of other
-ranks. So the ranks meet before the first step, and rank 0's settings hold for all; a rank that differs logs a warning.
+A save is a barrier at a step that every rank plans by itself, and each rank computes its share of a step's samples.
+If one node had other settings, its ranks would wait for a save that the others do not make, or train on samples of
+other ranks. So the ranks meet before the first step, and rank 0's settings apply to all ranks; a rank whose
+settings differ logs a warning.
 
 At this barrier each rank also sends the ids of its storage roots. Checkpoints of several ranks need a root that all
 hosts share; without this check only the first save would fail. The barrier's outcome also shows the leader that these
@@ -122,8 +123,8 @@ class Lengths:
     def shortest(self, batches: int | None) -> int | None:
         """Return the number of batches every rank runs this epoch: the smallest count any rank reported.
 
-        `batches` is this rank's count, None if unknown. Returns None if all counts are equal or one is unknown: each
-        rank then ends with its loader. If the exchange fails, returns the last result.
+        `batches` is this rank's count, None if unknown. Returns None if all counts are equal or one is unknown:
+        each rank then ends the epoch when its own loader ends. If the exchange fails, returns the last result.
         """
         if not self._exchanging:
             return self._known

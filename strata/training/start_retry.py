@@ -91,7 +91,9 @@ class StartRetry:
             self._must_leave.set()
 
     def _over(self, why: str) -> None:
-        """Request that all ranks stop: otherwise they would wait for this rank, or continue without its node."""
+        """Request that all ranks stop: otherwise the other ranks would wait for this rank, or continue without its
+        node.
+        """
         if isinstance(self._context, Alone):
             return
         reason = f"rank {self._context.rank} on {self._context.worker_id}: {why}"

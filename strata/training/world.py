@@ -16,8 +16,8 @@ class TrainingWorld:
     """One generation, as seen by one rank.
 
     `master_addr` and `master_port` are the rendezvous address of its ranks, new in each generation: use it for
-    `jax.distributed.initialize(f"{w.master_addr}:{w.master_port}", w.size, w.rank)`, for example. They are
-    empty for a rank that trains alone.
+    `jax.distributed.initialize(f"{w.master_addr}:{w.master_port}", w.size, w.rank)`, for example. A rank that
+    trains alone has "" and 0.
     """
 
     job: str

@@ -1,9 +1,9 @@
 """Unary calls that find an answering coordinator.
 
-One channel to one endpoint is kept open. If a call fails with a retryable error or a refusal of our
-credentials, another replica may answer the call. So the same request is sent to the next endpoint, until the
-call's time is up. That is safe because every request of ours is idempotent: it identifies its subject by an id
-that the caller chose, or only reads.
+One channel to one endpoint is kept open. If a call fails with a retryable error or a refusal of our credentials,
+another replica may answer the call. So the same request is sent to the next endpoint, until the call's time is up.
+That is safe because every request of ours is idempotent: a request identifies its subject by an id that the caller
+chose, or only reads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WHERE: Final = (
     " strata doctor checks both"
 )
 ATTEMPT_S: Final = 3.0
-"""Seconds one replica has for an ordinary call before another one is tried."""
+"""Seconds one replica has for an ordinary call before another replica is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class UnaryClient:
     async def call(self, request: Message, *, timeout_s: float, attempt_s: float = ATTEMPT_S) -> Any:
         """Return the response to `request`; try the next replica after `attempt_s` without an answer.
 
-        Raise `Unavailable` if none answered within `timeout_s`: the request may have taken effect.
+        Raise `Unavailable` if no replica answered within `timeout_s`: the request may have taken effect.
         """
         method = METHODS.get(type(request))
         if method is None:
@@ -123,7 +123,7 @@ class UnaryClient:
                     except ClusterRestored:
                         if restored:
                             raise
-                        restored = True  # once per call: a replica that raises it again has no other cluster to offer
+                        restored = True  # once per call: raised again, it ends the call
                         self.token = Token()
                     except StrataError as error:
                         refusals = 0 if error.retryable else refusals + 1
@@ -142,7 +142,7 @@ class UnaryClient:
             ) from None
 
     async def close(self) -> None:
-        """Close the channel once the calls on it are done; a later call opens another."""
+        """Close the channel once the calls on it are done; a later call opens another channel."""
         line, self._line = self._line, None
         if line is not None:
             await self._close_if_unused(line)

@@ -1,4 +1,4 @@
-"""Barriers: arrivals both ways, outcomes and open rounds as messages."""
+"""Barriers as messages: arrivals (in both directions), outcomes and open rounds."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ SHOWN: Final = 100
 """The most users and readers of a checkpoint that are shown; a checkpoint may have any number."""
 REPORTS: Final = 16
 REPORT_CHARS: Final = 200
-"""The most corruption reports that are shown for a checkpoint, and the most characters of each."""
+"""`REPORTS` is the most corruption reports that are shown for a checkpoint, `REPORT_CHARS` the most characters of
+each."""
 
 
 def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
@@ -83,7 +84,7 @@ def checkpoint_with_reports(job: JobView, entry: Entry[CheckpointRecord]) -> che
 
 
 def tier_messages(record: CheckpointRecord) -> list[checkpoints_pb2.Tier]:
-    """Return the copies of a checkpoint, the one at its path first."""
+    """Return the copies of a checkpoint; the copy at the checkpoint's path comes first."""
     tiers = sorted(tiers_of(record).items(), key=lambda item: (item[1].path != record.path, item[0]))
     return [
         checkpoints_pb2.Tier(name=name, path=tier.path, state=TIER_STATES[tier.state], shared=tier.shared)

@@ -1,4 +1,4 @@
-"""Enumerations, both ways. UNSPECIFIED and numbers of newer versions have no value here."""
+"""Enumerations, converted in both directions. UNSPECIFIED and the numbers of newer versions have no core value."""
 
 from __future__ import annotations
 

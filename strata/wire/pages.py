@@ -1,7 +1,7 @@
 """Reassembly of an answer that comes in pages.
 
-A page's lists continue those of the page before. Only the first page has the fields that are not lists. So
-merging the pages gives the answer that would not have fitted into one message.
+A page's lists continue those of the page before. Only the first page has the fields that are not lists. So the merged
+pages are the whole answer, which would not have fitted into one message.
 """
 
 from __future__ import annotations

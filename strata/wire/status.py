@@ -32,7 +32,7 @@ ERROR_KEY: Final = "strata-error-bin"
 MAX_TEXT_BYTES: Final = 1024
 MAX_MISSING_BYTES: Final = 2048
 """Limits on an error in a trailer: if the trailers exceed 8 KiB, a client sees only that they were too large. A
-session sends all of an error."""
+session sends the whole error."""
 
 Code = grpc.StatusCode
 
@@ -166,7 +166,7 @@ async def abort(context: Aborts, error: StrataError) -> NoReturn:
 
 _BREAKS: Final = ("Connection reset", "Socket closed", "Broken pipe", "GOAWAY")
 """grpc 1.85's texts for the end or reset of a connection. grpc's other texts (a ping without an answer, a host
-without a route) mean silence. If a new text of grpc is missing here, the only effect is a slower reaction."""
+without a route) mean silence. If a new text of grpc is missing in this list, the only effect is a slower reaction."""
 
 
 def _bare(code: grpc.StatusCode, text: str) -> tuple[type[StrataError], str]:

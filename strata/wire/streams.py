@@ -1,7 +1,7 @@
 """gRPC streams as links (`strata.session.link.Link`): the only place where a stream meets grpc.
 
-Both ends work the same way: one writer task empties a bounded outbox, and a reader reads directly from grpc,
-with no queue in between. The transport never cancels the session's logic, at either end: a broken stream ends
+Both ends of a stream work in the same way: one writer task empties a bounded outbox, and a reader reads directly from
+grpc, with no queue in between. The transport never cancels the session's logic, at either end: a broken stream ends
 `recv`.
 
 grpc.aio's behaviour, tested with 1.85: when the client disconnects, the server's pending read returns EOF and
@@ -248,7 +248,7 @@ async def serve_stream(
         try:
             await serve(link)
         except Exception:
-            # a bug met by one stream ends this stream, not the other ones served here
+            # a bug that one stream triggers ends this stream, but no other stream of this server
             log.exception("stream_failed")
             link.close(StrataError("internal error", hint="the server's log has the details"))
         finally:
@@ -290,7 +290,7 @@ class ClientCall(Protocol):
         ...
 
     def cancel(self) -> bool:
-        """End the call at once."""
+        """End the call immediately."""
         ...
 
 

@@ -109,7 +109,7 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified:
-    """A certificate that its owner has proven to the transport: its URIs, and its chain in PEM form."""
+    """A certificate whose key the caller has proven to have: its URIs, and its chain in PEM form."""
 
     uris: tuple[str, ...]
     chain: bytes

@@ -111,10 +111,11 @@ def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
 def stop_message(
     job: str, reason: str, *, grace_s: float, generation: int = 0, leaving: Sequence[str] = ()
 ) -> worlds_pb2.StopJobRequest:
-    """Return the request to stop the ranks of a generation. Then the members `leaving` leave; none means all of them.
+    """Return the request to stop the ranks of a generation. Then the members in `leaving` leave; all members if
+    it is empty.
 
-    The coordinators merge the request with an earlier notice. `grace_s` 0 means at once, without a save.
-    `generation` 0 means the current generation.
+    The coordinators merge the request with an earlier notice. `grace_s` 0 means that the ranks stop immediately,
+    without a save. `generation` 0 means the current generation.
     """
     return worlds_pb2.StopJobRequest(
         job=job,
@@ -197,7 +198,7 @@ def spec_record(message: worlds_pb2.JobSpec) -> JobSpec:
 
 
 def _restore(job: JobView, point: RestorePoint) -> worlds_pb2.RestorePoint:
-    """Return the restore point; if the checkpoint's record was deleted since, without a path."""
+    """Return the restore point, without a path if the checkpoint's record was deleted since."""
     entry = find(job, point.step, point.attempt)
     return worlds_pb2.RestorePoint(
         step=point.step,

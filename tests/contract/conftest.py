@@ -27,9 +27,9 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def single_etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """A member that only the running test uses: revisions grow by the test's own writes alone.
+    """A member that only the running test uses, so that only the test's own writes raise the revision.
 
-    With an election timeout this short etcd grants leases of one second.
+    The election timeout is so short that etcd grants leases of one second.
     """
     cluster = EtcdCluster.start(
         tmp_path_factory.mktemp("etcd"),

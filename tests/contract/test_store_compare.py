@@ -1,6 +1,6 @@
 """Compares whose result is not intuitive: absent keys, values, ranges.
 
-`EXPECTED` holds the answers of etcd 3.5.30. PROTOCOLS 2.1 rests on the rows of the empty range.
+`EXPECTED` has the answers of etcd 3.5.30. PROTOCOLS 2.1 depends on the rows of the empty range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random programs on the in-memory store and on etcd, in lockstep: every answer must be the same.
+"""Random programs on the in-memory store and on etcd, in lockstep: both stores must give the same answers.
 
 Revisions are relative to the store's revision at the start, leases are numbered in the order of their grants. This
 test is meant to find cases that the hand-written tests beside it omit.
@@ -83,7 +83,7 @@ compares = st.sampled_from(list(Target)).flatmap(
         key=names,
         range_end=ends,
         target=st.just(target),
-        # only equality: the order of lease ids differs between the two stores
+        # leases are compared for equality only: the order of their ids differs between the two stores
         op=st.sampled_from([Op.EQUAL, Op.NOT_EQUAL] if target is Target.LEASE else list(Op)),
         operand=_operand(target),
     )
@@ -113,7 +113,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Revoke, st.integers(1, LEASES)),
     st.builds(Compact, st.integers(1, 5)),
 )
-# Programs begin with two leases and a few writes, so that there is a past to read, compare with and compact.
+# Programs begin with two leases and a few writes, so that there are old revisions to read, compare and compact.
 preludes = st.lists(
     st.builds(Put, key=names, value=values, lease=st.integers(0, 2)).map(lambda put: Txn(success=(put,))),
     min_size=3,
@@ -282,7 +282,7 @@ def test_both_stores_give_the_same_answers_to_every_random_program(
     thorough = hypothesis.settings()
     hypothesis.settings(max_examples=max(400, thorough.max_examples))(check)()
     loop.run(etcd.close())
-    # The programs are only useful if they trigger all of these often enough.
+    # The programs are useful only if each of these events occurs often enough.
     assert {
         "Txn",
         "Range",

@@ -160,7 +160,7 @@ async def test_a_compaction_takes_nothing_from_a_watch_that_keeps_up(subject: Su
         head = 0
         while head < start + 5:
             head = await subject.put("loud")
-        await watcher.batch()  # the watcher has received these revisions, or a progress notice before them
+        await watcher.batch()  # by now the watcher has these revisions, or a progress notice before them
         await subject.store.compact(head)
         own = await subject.put("quiet")
         batch = await watcher.batch()

@@ -1,9 +1,9 @@
 """python -m tests.crashes --rounds 50 [--seed 1] [--bytes 65536] [--json FILE] [--folder DIR]
 
-Kills a process that saves at each named step of its way, once a round, and judges what is found
-when storage is opened again. In every second round it dies not as the step begins but within the
-next milliseconds. Exit code 1 when anything was wrong, also when a process never came to the step that it
-was to die at; the folder of such a run is kept.
+Kills a saving process at each named step of a save, once a round, and judges the storage when it is opened again. In
+every second round the process dies within some milliseconds after the step's begin, in other rounds exactly at it.
+Exit code 1 if anything was wrong, or if a process never reached the step at which it should die; the folder of such a
+run is kept.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _tell(text: str) -> None:
 
 
 def _steps(root: Path, size_bytes: int) -> list[str]:
-    """Return the steps of a process that lives to the end, in order."""
+    """Return the steps of a process that is not killed, in order."""
     code, printed = _save(root, None, size_bytes)
     if code != 0 or (found := _judged(root, printed, size_bytes)):
         raise SystemExit(f"without any crash: code {code}, {found if code == 0 else printed}")
@@ -91,7 +91,7 @@ def _steps(root: Path, size_bytes: int) -> list[str]:
 
 
 def _plan(steps: Sequence[str], number: int, seeded: random.Random) -> Iterator[Kill]:
-    """Yield a kill at every occurrence of every step, in a random order for each round."""
+    """For each round, yield a kill at every occurrence of every step, in random order."""
     counts = Counter[str]()
     kills = []
     for step in steps:

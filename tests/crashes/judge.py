@@ -1,4 +1,4 @@
-"""Checks what must hold when storage is opened again after a crash."""
+"""Checks the guarantees for storage that is opened again after a crash."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ SMALL_BYTES = 1000
 
 
 def complaints(root: Path, printed: Sequence[str], size_bytes: int) -> Iterator[str]:
-    """Yield what is wrong below `root`, after a process that wrote the lines `said` has died.
+    """Yield the problems below `root`, after a process that wrote the lines `said` has died.
 
-    No commit that was reported to the process is lost. Nothing partial is a checkpoint. The newest checkpoint
-    verifies and is restored bit by bit. The next process saves, and deletes everything the dead one left.
+    A commit that was reported to the process must not be lost. A partial save must not be a checkpoint. The newest
+    checkpoint must verify, and its restore must give equal bits. The next process must be able to save, and must
+    delete everything that the dead process left.
     """
     reported = [int(line.split()[1]) for line in printed if line.startswith("committed ")]
     marked = sum(line == "step marked" for line in printed)

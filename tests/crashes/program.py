@@ -1,7 +1,7 @@
 """A process that saves four steps, two as Incrementals, keeps one, and dies by SIGKILL at a given step of a save.
 
-The process that judges it forks it. Through a pipe, it reports each step of a save before taking it, and each commit
-that was reported to it. It uses the parts of which a `CheckpointManager` consists.
+The judging process forks this process. Through a pipe, this process reports each step of a save before it takes the
+step, and each commit once it gets the commit's report. It uses the parts of which a `CheckpointManager` consists.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTA
 
 
 def typed_commands(page: Path) -> list[list[str]]:
-    """The command lines of a page's shell blocks; of a block that shows output, only the lines after a `$`."""
+    """The command lines of a page's shell blocks. If a block shows output, its command lines are those after a `$`."""
     commands = []
     for block in BLOCK.findall(page.read_text()):
         joined = block.replace("\\\n", " ")

@@ -1,4 +1,4 @@
-"""Every package that `strata` imports is declared: in the base for the trainer's side, in an extra for the rest."""
+"""Every package that `strata` imports must be declared: in the base if trainers import it, otherwise in an extra."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_AN_EXTRA = (
     "checkpoint/storage/s3_storage.py",
     "checkpoint/storage/s3_upload.py",
 )
-"""The modules that `strata.checkpoint.storage.opening` imports in such a function, if a storage is in S3."""
+"""The modules that `strata.checkpoint.storage.opening` imports inside such a function, for a storage in S3."""
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -85,7 +85,7 @@ TALKS = (
     ("import torch\n", "import time\nimport torch\n"),
     ("EPOCHS = 20\n", "EPOCHS = 20\n\n\ndef say(run):\n    print('step', run.step + 1, flush=True)\n"),
 )
-"""For the test alone: a pace at which processes can be killed, and output to wait for."""
+"""Changes for the test alone: a slower pace, so that processes can be killed, and output to wait for."""
 
 
 def train_script() -> str:
@@ -110,7 +110,7 @@ class User:
         self.env["VIRTUAL_ENV"] = str(folder / "venv")
 
     def types(self, line: str, *, name: str, **changes: str) -> Talker:
-        """Start a command; `changes` are the parts of it that differ here."""
+        """Start a command; `changes` are the parts of the command that differ in this test."""
         for before, after in changes.items():
             assert before in line, f"the README's {line!r} has no {before!r}"
             line = line.replace(before, after)

@@ -64,7 +64,7 @@ def headed(page: Path) -> set[str]:
 
 
 def misled(page: Path, documented: dict[Path, set[str]]) -> list[str]:
-    """The links whose text names a thing that has its heading on another page than the one they lead to."""
+    """The links whose text names a thing, but whose target is not the page with the heading of this thing."""
     found = []
     for text, link in NAMING.findall(prose(page)):
         name = text.partition(" --")[0]

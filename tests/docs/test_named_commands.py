@@ -1,4 +1,4 @@
-"""Every command that a page, a help text or a message names exists, with the options named after it."""
+"""Every command in a page, a help text or a message must exist, with the options that follow its name."""
 
 from __future__ import annotations
 

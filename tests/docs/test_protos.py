@@ -1,4 +1,4 @@
-"""Other languages can generate code from `proto/strata/v1` as it is, including Go, which needs a package name."""
+"""Other languages can generate code from `proto/strata/v1` unchanged, including Go, which needs a package name."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_table_lists_the_packages_of_each_extra(extra: str) -> None:
     brings = rows()[extra]
     assert set(re.findall(r"`([a-z0-9]+)`", brings)) >= others
     packages = names([each for each in EXTRAS[extra] if not OWN.search(each)])
-    if extra != "dev":  # its many packages are only for users with a clone
+    if extra != "dev":  # the many packages of `dev` are only for users with a clone
         assert set(re.findall(r"[\w-]+", brings)) == packages | others
 
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over WebDriver: the few commands that a page's test needs."""
+"""A headless Chromium, controlled over WebDriver, with the few commands that a page's test needs."""
 
 from __future__ import annotations
 

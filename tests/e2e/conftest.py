@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy" / "etcd"
 
 @pytest.fixture(scope="session")
 def engine(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The engine that the environment names, if it answers; otherwise one of this run's own."""
+    """The engine that the environment names, if it answers; otherwise an engine of this run."""
     hint = "apt-get install docker.io docker-compose"
     need("docker", shutil.which("docker") is not None, hint)
     folder = tmp_path_factory.mktemp("docker")
@@ -55,14 +55,14 @@ def base_image(engine: Engine, need: Need) -> Iterator[str]:
     tag = f"strata-test-base:{os.getpid()}"
     engine.script(
         str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv"
-    )  # for the test of the systemd units
+    )  # the test of the systemd units needs these
     yield tag
     engine.client.images.remove(tag, force=True)
 
 
 @pytest.fixture(scope="session")
 def build_context(engine: Engine, base_image: str, etcd_bin: Path) -> str:
-    """The base image, after all files for the images on it were gathered."""
+    """The base image, once all files for the images on top of it are gathered."""
     assert etcd_bin.is_dir()
     engine.script(str(DEPLOY / "build-context"), env={"BASE_IMAGE": base_image})
     return base_image

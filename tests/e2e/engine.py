@@ -1,11 +1,11 @@
 """A container engine for tests: the running one, or one of the test's own that leaves no trace.
 
-testcontainers is its client and removes a test's objects at the test's end; testcontainers' own reaper is not used,
-because it needs an image from a registry.
+The client is testcontainers, which removes a test's objects at the end of the test. Its reaper is not used, because
+the reaper needs an image from a registry.
 
-The test's own `dockerd` keeps its data below one folder of the clone, and changes nothing of the machine's
-network: no bridge of its own, no packet filter, no forwarding. Containers of one network reach each
-other, published ports are reached through dockerd's proxy, and no container reaches the outside.
+The test's own `dockerd` keeps its data below one folder of the clone, and does not change the machine's network: it
+adds no bridge, no packet filter and no forwarding. Containers of one network reach each other. Published ports are
+reached through dockerd's proxy. No container reaches the outside.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class OwnEngine:
 
     @staticmethod
     def possible() -> bool:
-        """Return True if this machine and user can run one."""
+        """Return whether this user can run a dockerd on this machine."""
         return os.geteuid() == 0 and shutil.which("dockerd") is not None
 
     def start(self) -> docker.DockerClient:

@@ -69,7 +69,7 @@ class Deployment:
         )
 
     def prepare(self) -> None:
-        """Make the certificates, all that `up` needs besides the images that it builds."""
+        """Make the certificates. Besides the images, which `up` builds, it needs nothing else."""
         owner = ("--owner", str(self.uid)) if os.geteuid() == 0 else ()
         self.engine.script(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
 
@@ -178,7 +178,7 @@ def test_a_compose_deployment_serves_a_job_without_one_coordinator_and_one_etcd_
     members = start_members(deployment, nodes)
     met(record, more=3)
 
-    # a crash, after which the engine's restart policy acts; after docker's own kill it would not
+    # a crash, so that the engine's restart policy acts; after docker's own kill the policy would not act
     leader = status["leader"]
     healthy = deployment.times("health_status: healthy", leader)
     os.kill(int(deployment.container(leader).attrs["State"]["Pid"]), signal.SIGKILL)
@@ -246,7 +246,7 @@ def check_certificates(deployment: Deployment) -> None:
 
 
 def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
-    """etcd's leader is lost with its volume, and is replaced at once with the README's commands."""
+    """etcd's leader is lost with its volume, and is replaced immediately by the README's commands."""
     etcd = ("exec", "-T", "coordinator-1", "strata", "etcd")
     members = json.loads(deployment.run(*etcd, "status", "--json"))["members"]
     (lost,) = (member["name"] for member in members if member["role"] == "leader")
@@ -264,7 +264,7 @@ def replace_a_lost_member(deployment: Deployment, nodes: Nodes) -> None:
 
 
 def learner_added(events: Sequence[Event], replacing: Talker) -> bool:
-    """Return True once the learner was added; fail if the command has ended before."""
+    """Return True once the learner was added; fail if the command ends first."""
     printed = [str(event.get("text")) for event in events if event.get("source") == replacing.name]
     added = any("added learner" in text for text in printed)
     assert added or replacing.child.poll() is None, printed

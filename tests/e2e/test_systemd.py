@@ -172,7 +172,7 @@ def test_systemd_starts_monitors_restarts_and_stops_the_units(host: Host) -> Non
 
 
 def check_backup(host: Host) -> None:
-    """By the README's commands, the timer waits for its next hour, and the first backup is made at once."""
+    """After the README's commands, the timer waits for its next hour, and the first backup has been made."""
     units = DEPLOY / "systemd"
     host.container.copy_into_container(units / "backup.env", "/etc/strata/backup.env", 0o600)
     for name in ("strata-backup.service", "strata-backup.timer"):

@@ -1,11 +1,12 @@
-"""A stand-in for pynvml, with the functions of it that Strata calls, for hosts without a GPU.
+"""A stand-in for pynvml on hosts without a GPU, with the functions that Strata calls.
 
-Its devices are in the JSON file that FAKE_NVML names. Each call reads the file again, so that a test can
-let a device fail under a running program. `tests/contract/test_nvml.py` compares it with the real one.
+Its devices are in the JSON file that FAKE_NVML names. Each call reads the file again, so that a test can let a device
+fail under a running program. `tests/contract/test_nvml.py` compares it with the real pynvml.
 
     {"devices": [{"name": "H200", "uuid": "GPU-a", "temperature_c": 40, "xids": [79], "error": 15}]}
 
-A property that a device's entry lacks is not supported. `error` is the NVML error that every call about it raises.
+A device does not support the properties that its entry lacks. `error` is the NVML error that every call about the
+device raises.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ OPTIONS: list[tuple[str, int]] = [
 
 
 class WarmReplica:
-    """One replica's address, the process that serves there, and a prestarted next process (if `spare`).
+    """One replica: its address, the process that serves at it, and (if `spare`) the prestarted next process.
 
-    Every process has its own name, so that none waits for the lease of its predecessor.
+    Every process has its own name, so that no process waits for the lease of its predecessor.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WarmReplica:
 
 
 class Replicas:
-    """A control plane for one test, on an etcd that other tests use as well."""
+    """A control plane for one test, on an etcd that other tests use too."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Replicas:
         program: Path = PROGRAM,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`ways` maps a replica's name to its own etcd endpoints, such as those of a forwarder.
+        """`ways` maps the name of a replica to separate etcd endpoints for it, such as a forwarder's.
 
         Each replica runs `program`, with `env` added to its environment.
         """
@@ -183,7 +183,7 @@ class Replicas:
         await self.tasks.__aexit__(kind, error, trace)
 
     async def ready(self) -> None:
-        """Return once every replica sees all replicas as ready."""
+        """Return once all replicas see each other as ready."""
         async with asyncio.timeout(LIMIT_S):
             for replica in self._all:
                 while not await self._knows_all(replica):  # noqa: ASYNC110  # polls another process

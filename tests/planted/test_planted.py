@@ -1,9 +1,10 @@
-"""Faults planted into one copy of the tree, one after the other: the test that each fault names must catch it.
+"""Faults planted into one copy of the tree, one after another. Each fault names a test, which must catch the fault.
 
 A patch begins with three lines: `Fault:`, `Caught-by:` (a test's id) and `Shows-as:` (a regular expression). The
 failed test's output must match the expression, which proves that this fault caused the failure. A unified diff
-follows. The ordinary suite shows that the test passes without the patch. The faults of one test file run one after the
-other, so that each run can reuse the copy's compiled modules. `make test` plants TEN of them, `make test-all` all.
+follows. The ordinary suite shows that the test passes without the patch. The faults of one test file run one after
+another, so that each run can reuse the copy's compiled modules. `make test` plants the faults in TEN, `make test-all`
+plants all.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from tests.conftest import ROOT
 HERE = Path(__file__).parent
 LIMIT_S = 300.0
 FAILED = 1
-"""pytest's exit code if tests ran and some failed; other codes mean that it could not run them."""
+"""pytest's exit code if tests ran and some failed; other codes mean that pytest could not run the tests."""
 NO_PROGRAM = re.compile(r"\b(SyntaxError|IndentationError|NameError|ImportError|ModuleNotFoundError)\b")
-"""Errors in a log if the patched code does not even run: a test that fails with one has caught nothing."""
+"""Errors in a log if the patched code does not even run. A test that fails with such an error has caught nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """python -m tests.rank_kills [--kills 25] [--seed 1] [--json FILE] [--folder DIR]
 
 Kills ranks of a training in a loop: two nodes with one rank each fine-tune a net on three coordinators, and save
-every few steps, Full and Incremental, with retention beside it. The seed chooses each rank and moment: in the middle of a
-step or a save, just after a commit, while it restores. After each recovery `strata checkpoints verify latest` must
-pass, and training must go on from the newest committed step. At the end every step of every rank equals an undisturbed
-training bit by bit, and no process is left. The first thing that does not hold ends the run with exit code 1, with the
-seed and the number of the kill; its folder is kept below .strata/rank-kills. Ctrl-C ends every process.
+every few steps, Full and Incremental, with retention beside it. The seed chooses each rank and the moment of its
+kill: in the middle of a step or a save, just after a commit, or during a restore. After each recovery `strata
+checkpoints verify latest` must pass, and training must go on from the newest committed step. At the end every step of
+every rank equals an undisturbed training bit by bit, and no process is left. The first failed check ends the run with
+exit code 1, and prints the seed and the number of the kill. The folder of such a run is kept below
+.strata/rank-kills. Ctrl-C ends every process.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SAVE_EVERY = 5
 FULL_EVERY = 3
 KEEP_COUNT = 2
-"""Fewer than the saves between two Fulls: retention by count alone would delete the base of an Incremental."""
+"""Fewer than the saves between two Fulls, so that retention by count alone would delete the base of an Incremental."""
 PACE_S = 0.03
 AHEAD = 80
 """How many steps ahead the last step is set, once all kills are done: no rank may have passed it yet."""
 LIMIT_S = 120.0
-"""For a recovery, and for anything else that must happen, however busy the machine is."""
+"""Limit for a recovery and for any other event that must happen, however busy the machine is."""
 ENDS = {Moment.MID_SAVE: ("saving", "committed"), Moment.RESTORING: ("restoring", "begun")}
 """The events with which a moment begins and ends."""
 USUAL_S = {Moment.MID_STEP: PACE_S, Moment.MID_SAVE: 0.1, Moment.AFTER_COMMIT: 0.0, Moment.RESTORING: 0.1}
@@ -41,11 +41,11 @@ _T = TypeVar("_T")
 
 
 class Broken(Exception):
-    """A condition did not hold; the text says which."""
+    """A condition did not hold; the text names the condition."""
 
 
 class Training:
-    """One training on a cluster: it is started, its output is read, and `end` ends it in any case."""
+    """One training on a cluster: start it, read its output; `end` ends it in every state."""
 
     def __init__(
         self, cluster: LocalCluster, folder: Path, job: str, *, save_every: int, pace_s: float
@@ -69,7 +69,7 @@ class Training:
             self._talkers.append(_strata(command, name, self.record))
 
     def wait(self, what: str, found: Callable[[list[Event]], _T]) -> _T:
-        """Return the first true answer of `found` over all events; it must come within LIMIT_S."""
+        """Return the first true answer of `found` over all events; fail after LIMIT_S."""
         deadline = time.monotonic() + LIMIT_S
 
         def looked(events: list[Event]) -> _T:
@@ -107,7 +107,7 @@ class Training:
                 raise Broken(f"{talker.name} ended with {code}")
 
     def folders(self) -> list[str]:
-        """Return the names of the folders in storage: those of checkpoints and those left by attempts."""
+        """Return the names of the folders in storage: folders of checkpoints and of unfinished attempts."""
         return sorted(path.name for path in self._storage.rglob("step-*"))
 
     def end(self) -> None:
@@ -183,7 +183,7 @@ class Drive:
 
     @property
     def met(self) -> dict[str, int]:
-        """Counts the moments at which the ranks really died."""
+        """Counts the moments at which the ranks died in fact."""
         events = self.training.record.events
         return Counter(
             judge.met([e for e in events if (e.get("generation"), e.get("rank")) == victim])
@@ -224,7 +224,10 @@ class Drive:
         self.training.wait(kind, lambda _: len(self.training.record.of(kind, **place)) >= before + count)
 
     def _usual_s(self, moment: Moment) -> float:
-        """Return the usual length of such a moment in this run, without generation 1, which restores nothing."""
+        """Return the usual length of such a moment in this run.
+
+        Generation 1, which restores nothing, does not count.
+        """
         first, last = ENDS.get(moment, ("", ""))
         began: dict[tuple[int, int], float] = {}
         lasted = []

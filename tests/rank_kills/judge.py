@@ -1,4 +1,4 @@
-"""Checks what must hold after a rank was killed, from the reports of the processes and the control plane."""
+"""Checks the guarantees after the kill of a rank, from the reports of the processes and the control plane."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Event = dict[str, Any]
 
 
 def resumption(steps: Sequence[int], *, seen: int, committed: int) -> Iterator[str]:
-    """Yield what is wrong with the steps at which the ranks of a generation began.
+    """Yield the problems of the steps at which the ranks of a generation began.
 
-    `seen` is the newest commit that any process reported before the kill. `committed` is the newest commit of
-    all older generations, by the control plane's history. 0 stands for none.
+    `seen` is the newest commit that any process reported before the kill. `committed` is the newest commit of all
+    older generations in the control plane's history. 0 means no commit.
     """
     if len(set(steps)) != 1:
         yield f"the ranks began from different steps: {steps}"
@@ -27,7 +27,7 @@ def resumption(steps: Sequence[int], *, seen: int, committed: int) -> Iterator[s
 
 
 def bits(events: Sequence[Event], undisturbed: Sequence[Event]) -> Iterator[str]:
-    """Yield where a training differs from an undisturbed one: any step of any rank, and the final states."""
+    """Yield the differences from an undisturbed training, in any step of any rank and in the final states."""
     right = {(e["rank"], e["step"]): e["digest"] for e in _of(undisturbed, "step")}
     for event in _of(events, "step"):
         if event["digest"] != right.get((event["rank"], event["step"])):
@@ -54,9 +54,10 @@ def order(events: Sequence[Event]) -> Iterator[str]:
 
 
 def retention(folders: Sequence[str], *, keep_count: int, full_every: int) -> Iterator[str]:
-    """Yield what is wrong with the checkpoints in storage at the end.
+    """Yield the problems of the checkpoints in storage at the end.
 
-    Besides the newest `keep_count`, only those whose bytes they use may stay; such a chain begins with a Full.
+    Besides the newest `keep_count` checkpoints, only checkpoints whose bytes they use may stay; such a chain begins
+    with a Full.
     """
     most = keep_count + full_every - 1
     if not 0 < len(folders) <= most:

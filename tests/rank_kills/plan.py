@@ -1,4 +1,4 @@
-"""Plans which rank is killed and at which moment; the seed decides everything."""
+"""Plans the kills: the rank and the moment of each. The seed decides everything."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOST_SAVES = 4
 
 
 class Moment(StrEnum):
-    """What a rank is doing when it is killed."""
+    """The activity of a rank at the moment of its kill."""
 
     MID_STEP = "mid-step"
     MID_SAVE = "mid-save"
-    """Its part of a checkpoint is being copied, written or committed."""
+    """The rank's part of a checkpoint is being copied, written or committed."""
     AFTER_COMMIT = "after a commit"
     RESTORING = "restoring"
 
@@ -25,7 +25,7 @@ class Moment(StrEnum):
 class Kill:
     """Kill `rank` after it has begun, or seen committed, `saves` more saves, or during its restore.
 
-    `part` is the exact time of the kill, as a fraction of how long the moment usually lasts.
+    `part` is the time of the kill within the moment, as a fraction of the moment's usual length.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Kill:
 
 
 def make_plan(seed: int, kills: int) -> list[Kill]:
-    """Return the kills of a seed: every four in a row cover all moments.
+    """Return the kills of a seed: four consecutive kills cover all moments.
 
     The first kill never hits a restore, because nothing is saved yet.
     """

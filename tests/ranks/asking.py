@@ -12,7 +12,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Train until this job is asked to stop; then exit with 75, as a rank that stopped on request."""
+    """Train until this job is requested to stop; then exit with 75, as a rank that stopped on request."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     options = parser.parse_args()

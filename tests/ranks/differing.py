@@ -1,6 +1,6 @@
-"""Ranks that hold equal states at their first save, different ones at the second, equal ones again at the third.
+"""Ranks whose states are equal at the first save, different at the second, and equal again at the third.
 
-At the end each rank restores all three, and reports if every bit of its own state came back.
+At the end each rank restores all three saves, and reports whether it got every bit of its own state back.
 """
 
 from __future__ import annotations

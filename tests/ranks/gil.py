@@ -1,4 +1,4 @@
-"""A process that holds the GIL so long that none of its Python code runs: it is alive, but silent."""
+"""A process that is alive but silent: it holds the GIL so long that none of its other Python code runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that goes on training and cannot save until a file exists."""
+"""A rank that goes on training but cannot save until a file exists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A training that checks if grpc is among its imports, and starts DataLoader workers by every method.
+"""A training that checks whether grpc is among its imports, and starts DataLoader workers by every method.
 
-`--grpc before` imports grpc before strata, `--grpc after` after the training has begun, as a user may. The
+`--grpc before` imports grpc before strata; `--grpc after` imports it after the training has begun, as a user may. The
 environment variable GRPC_FORK=1 turns gRPC's own fork support on.
 """
 

@@ -1,8 +1,8 @@
-"""A rank of a training whose every step can be judged: exact, elastic, and without torch.
+"""A rank of an exact, elastic training without torch, in which every step can be judged.
 
-Its only parameter is a number. Each step computes the next number from the number and the step's samples, which the
-ranks add up at a barrier. So the number after step n is the same in every world and after every restart. It differs if
-a sample was left out or used twice, or if a step began from a wrong number.
+The only parameter is a number. Each step computes the next number from the present number and the step's samples,
+which the ranks add up at a barrier. So the number after step n must be the same in every world and after every
+restart. The number is wrong if a sample was left out or used twice, or if a step began from a wrong number.
 """
 
 from __future__ import annotations

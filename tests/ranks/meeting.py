@@ -1,4 +1,4 @@
-"""A standalone process that meets the others at barrier after barrier, until SIGTERM."""
+"""A standalone process that meets the other processes at one barrier after another, until SIGTERM."""
 
 from __future__ import annotations
 

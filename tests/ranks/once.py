@@ -1,4 +1,4 @@
-"""A rank of an ordinary DistributedDataParallel training whose checkpoints must hold every tensor once.
+"""A rank of an ordinary DistributedDataParallel training. Its checkpoints must store every tensor once.
 
 `--wrap` selects whether the model is wrapped before or after `strata.init`. `--more` adds further objects of a
 trainer: EMA weights, a GradScaler, a scheduler and a compiled forward pass.

@@ -1,4 +1,4 @@
-"""Worlds of several sizes, one after the other, that save and load one state in different shards.
+"""Worlds of several sizes, one after another, that save and load one state in different shards.
 
     python -m tests.ranks.partitions <storage> <folder for the ranks to meet in>
 
@@ -117,7 +117,7 @@ def native_digest(state: dict[str, Any]) -> str:
 
 
 class MeetingPort(BorrowedPort):
-    """A rank's port whose barriers use the process group: its trainer does not use the group meanwhile."""
+    """A rank's port whose barriers use the process group, which the trainer does not use meanwhile."""
 
     def barrier(
         self,
@@ -239,12 +239,12 @@ def world(size: int, folder: Path, work: Callable[[], None]) -> None:
 
 
 def known(loan: Loan, **other: object) -> Loan:
-    """Return a loan whose session has these other values for its rank, world size or restore point."""
+    """Return a loan whose session has these values instead of its rank, world size or restore point."""
     return replace(loan, known={**loan.known, **other})
 
 
 def loans_of(cluster: Cluster, count: int, *, rank: int | None = None) -> list[Loan]:
-    """Lend each rank's session, or `count` times the session of one rank, to the next forked processes."""
+    """Lend the sessions of all ranks, or one rank's session `count` times, to the next forked processes."""
     return [lend(cluster.port(each if rank is None else rank)) for each in range(count)]
 
 

@@ -1,7 +1,7 @@
 """Trainers that are preempted and started again, round after round, as by a scheduler.
 
-Each trainer is a fork of this process, which has done the imports and nothing else: otherwise twenty rounds would spend
-their time on imports.
+Each trainer is a fork of this process, which has only done the imports: otherwise twenty rounds would spend their
+time on imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank that trains on numbers it can check, and saves; each rank has a state of its own.
+"""A rank that trains on numbers it can check, and saves. Each rank has its own state.
 
 After `step` steps, `sum` has the value of an undisturbed run; `mine` differs between the ranks.
 """
@@ -19,7 +19,7 @@ from tests.ranks.saying import say
 
 
 def main() -> int:
-    """Train up to a number of steps, saving every few, from the step that this world restores."""
+    """Train from the step that this world restores up to a number of steps; save every few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--steps", type=int, default=40)

@@ -1,4 +1,4 @@
-"""A standalone process that a test ends in many ways; it reports the pid of its agent.
+"""A standalone process that reports the pid of its agent, and that a test ends in many ways.
 
 standalone.py MODE STORAGE     MODE is one of the functions below
 """
@@ -43,7 +43,7 @@ def _children() -> list[str]:
 
 
 def train(storage: str) -> None:
-    """Train two steps, save, and report if grpc was imported."""
+    """Train two steps, save, and report whether grpc was imported."""
     began = time.monotonic()
     with strata.init(state={"w": 1}, storage_path=storage, save_every_steps=1) as run:
         took_s = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""A rank that reads with torchdata's StatefulDataLoader: a stream of its own, or its share of a shuffled dataset."""
+"""A rank that reads with torchdata's StatefulDataLoader: its own stream, or its share of a shuffled dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import strata
 from tests.ranks.saying import say
 
 LENGTH = 240
-"""Samples of the dataset; each rank's stream has as many."""
+"""Number of samples of the dataset, and of each rank's stream."""
 BATCH = 6
 
 

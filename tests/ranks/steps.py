@@ -1,6 +1,6 @@
 """A rank that uses Strata: a barrier and a step, again and again.
 
-It reports every step, and if its session was connected then.
+It reports every step, and whether its session was connected at the step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> int:
             time.sleep(options.pace_s)
     except StaleGeneration as error:
         say("stale", reason=error.message)
-        time.sleep(1000)  # the agent ends this process: that is under test
+        time.sleep(1000)  # the test checks that the agent ends this process
     say("end", step=step)
     client.close()
     return 0

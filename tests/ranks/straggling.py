@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in every step; one has slow data."""
+"""Ranks that wait for each other in every step; one rank's data is slow."""
 
 from __future__ import annotations
 

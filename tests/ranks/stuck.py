@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in every step; the loader of one blocks while a file exists."""
+"""Ranks that wait for each other in every step; the loader of one rank blocks while a file exists."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tests.ranks.saying import say
 
 STUCK = 2
 STEPS = 60
-"""Steps that each rank makes before it reports that it trains: by then every replica knows its pace."""
+"""Steps that each rank makes before it reports that it trains. By then every replica knows the rank's usual step
+time."""
 
 
 def main() -> int:
-    """Step until the file of the third argument exists; that of the second one blocks the loader of rank `STUCK`."""
+    """Step until the third argument's file exists; the second argument's file blocks the loader of rank `STUCK`."""
     storage, block, until = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     state: dict[str, Any] = {"weights": np.zeros(1)}
     run = strata.init(state=state, storage_path=storage, save_every_steps=10**6)

@@ -1,7 +1,7 @@
 """A rank that trains on samples it can check, without torch.
 
-`sum` is the sum over all ranks of the samples in completed steps. The ranks exchange it at a barrier, in place of a
-collective. After a given number of steps the sum is the same in any world.
+`sum` adds up the samples of all ranks in all completed steps. The ranks exchange their sums at a barrier, in place of
+a collective. After a given number of steps `sum` must be the same in any world.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports that it was imported, in which process, and if the process had a rank yet."""
+"""Reports that it was imported, in which process, and whether the process had a rank yet."""
 
 from __future__ import annotations
 

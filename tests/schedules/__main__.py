@@ -1,11 +1,11 @@
 """python -m tests.schedules --seeds 50 [--first N] [--kinds kill_rank,scale] [--json FILE] | --seed 7 --verbose
 
-Runs random schedules, one after the other, on one cluster of three coordinators, and judges each. What a
-schedule may do is a `Kind` (`tests.schedules.plan`): kill or freeze a rank, a node or the leader, scale, pause, preempt,
-drain, SIGTERM. A training is *stuck* when it has made no step for two minutes after the last deed, or a node runs
-on for a minute after the job was done: its node then "did not end", which breaks the schedule; the record has an event
-`stuck` with the processes of that node. `make test-all` runs four short ones, which together do every kind.
-Exit code 1 when one was broken. A failed seed's record is kept below .strata/schedules.
+Runs random schedules, one after another, on one cluster of three coordinators, and judges each. A schedule consists
+of deeds, each of a `Kind` (`tests.schedules.plan`): kill or freeze a rank, a node or the leader, scale, pause,
+preempt, drain, SIGTERM. A training is *stuck* in two cases: it has made no step for two minutes after the last deed,
+or a node runs on for a minute after the job was done. Such a node "did not end", which is a violation, and the record
+has an event `stuck` with the node's processes. `make test-all` runs four short schedules, which together have every
+kind of deed. Exit code 1 if a schedule had a violation. A failed seed's record is kept below .strata/schedules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drives one schedule on a real cluster: starts nodes, harms them by plan, and reads their output until all end."""
+"""Drives one schedule on a real cluster: starts nodes, does the plan's deeds (faults, requests), reads all output."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.schedules.plan import Event, Kind, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM})
-"""Exit codes of a node that left by request; the signal's codes if SIGTERM came before Python ran our handler."""
+"""Exit codes of a node that left by request. SIGTERM's own codes occur if it came before Python ran our handler."""
 POLL_S = 0.05
-"""How often the driver looks; it acts by the clock, independent of the training, as real faults do."""
+"""Interval at which the driver looks. It acts by the clock, independent of the training, as real faults do."""
 CHECK_S = 0.2
 ANSWER_S = 3.0
 STUCK_S = 120.0
@@ -51,7 +51,7 @@ class Node:
 
 @dataclass(slots=True)
 class Deeds:
-    """Counts the deeds that took effect, and holds the actions that are due later, mostly to undo deeds."""
+    """Counts the deeds that took effect, and schedules later actions, most of which undo deeds."""
 
     done: Counter[str] = field(default_factory=Counter)
     later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -355,11 +355,11 @@ class Drive:
                 self._ended.append(NodeEnd(name=node.name, code=code, late=node.late, left=left.left))
 
     def _say_where(self, node: Node) -> None:
-        """Record the processes of a node that does not end."""
+        """Record which processes remain of a node that does not end."""
         self.record.add({"event": "stuck", "source": node.name, "family": node.talker.family()})
 
     def _left(self, node: Node) -> NodeEnd:
-        """Kill the processes left of a node whose agent has ended; return them in an end that counts as intended."""
+        """Kill the processes that an ended agent left; return an end that lists them and counts as intended."""
         deadline = time.monotonic() + QUIET_S
         while left := node.talker.family():
             if not all(wait_exit(pid, deadline - time.monotonic()) for pid in left):

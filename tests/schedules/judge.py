@@ -1,4 +1,4 @@
-"""Checks what a training under a schedule must have kept, from the output of its processes.
+"""Checks the guarantees for a training under a schedule, from the output of its processes.
 
 It shares no code with Strata but the sampler's definition, which the reference values use.
 """
@@ -15,7 +15,7 @@ Event = dict[str, Any]
 DONE = 0
 GOODPUT_ERROR = 0.005
 LATE = frozenset({75, 78, 143, -15})
-"""Exit codes of `strata run` if it is preempted, or gets SIGTERM too early to handle it, as the job is nearly done."""
+"""Exit codes of `strata run` if it is preempted when the job is nearly done, or gets SIGTERM too early to handle it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class Looked:
 class NodeEnd:
     """How a node's agent ended by itself; `code` is None if the driver had to end it.
 
-    `late`: the node was frozen, preempted or started when others may have been done. `left` are the processes
-    that it left behind.
+    `late`: the node was frozen, preempted or started when other nodes may have been done. `left`: the processes that
+    the node left behind.
     """
 
     name: str
@@ -66,7 +66,7 @@ def judge(history: History, values: Sequence[int]) -> list[str]:
 
 
 def _steps(events: Sequence[Event], values: Sequence[int]) -> Iterator[str]:
-    """Every step of every process follows the one before, and yields the right parameter."""
+    """Every step of every process follows the previous step, and yields the right parameter."""
     last: dict[tuple[str, int, int], int] = {}
     for event in events:
         if event["event"] not in {"start", "step"}:
@@ -96,8 +96,8 @@ def _generations(events: Sequence[Event]) -> Iterator[str]:
 def _lost(history: History) -> Iterator[str]:
     """No generation begins before a step that an older generation had committed.
 
-    Take a step that was known to be committed before a rank of this generation began, and before any newer
-    generation began. Neither this generation nor a newer one can have committed it.
+    The rule uses steps that were known to be committed before a rank of this generation began and before any newer
+    generation began. Such a step can have been committed by an older generation only.
     """
     starts = _of(history.events, "start")
     for start in starts:
@@ -112,7 +112,7 @@ def _lost(history: History) -> Iterator[str]:
 
 
 def _backwards(history: History) -> Iterator[str]:
-    """No generation commits a lower step than an older one did."""
+    """No generation commits a lower step than an older generation did."""
     ordered = sorted(history.committed)
     for (older, more), (newer, less) in pairwise(ordered):
         if less < more:

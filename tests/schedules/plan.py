@@ -1,4 +1,7 @@
-"""Plans a schedule: what is done to a training, and when; the seed decides everything."""
+"""Plans a schedule: the deeds (faults and requests) that a training gets, and their times.
+
+The seed decides everything.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Kind(StrEnum):
     PREEMPT = "preempt"
     """The job is preempted; each node is started again `lasting_s` after it left, as a job queue does."""
     TERM_NODE = "term_node"
-    """SIGTERM to a node's agent, which has the effect of a preemption."""
+    """SIGTERM to a node's agent; the effect is that of a preemption."""
     DRAIN = "drain"
     """One node is drained, and comes back `lasting_s` after it left."""
 
@@ -49,7 +52,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One deed, done `delay_s` after `steps` more steps were trained since the deed before."""
+    """One deed, done `delay_s` after `steps` more steps were trained since the previous deed."""
 
     kind: Kind
     steps: int
@@ -75,7 +78,7 @@ class Plan:
 def make_plan(seed: int, *, epochs: int = 10, events: int | None = None, kinds: frozenset[Kind]) -> Plan:
     """Return the schedule of a seed, made of `kinds` only.
 
-    Its first deed is of the seed's own kind, so as many consecutive seeds as there are kinds cover all kinds.
+    The kind of the first deed follows from the seed: consecutive seeds, as many as there are kinds, cover all kinds.
     """
     rng = random.Random(seed)
     nodes = 3

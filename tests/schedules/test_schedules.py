@@ -1,6 +1,7 @@
 """Some short schedules on a real cluster; `python -m tests.schedules --seeds 50` is the long run.
 
-Together they harm nodes, ranks and leaders and do what operators do: see `test_the_schedules_cover_every_kind_of_event_but_preemption`.
+Together they injure nodes, ranks and leaders, and make operators' requests: see
+`test_the_schedules_cover_every_kind_of_event_but_preemption`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CHOSEN: dict[str, tuple[int, set[Kind], int, int]] = {
     "a drain within a pause": (107, {Kind.PAUSE, Kind.DRAIN}, 4, 2),
     "a scheduler and a leader": (85, {Kind.TERM_NODE, Kind.FREEZE_LEADER}, 4, 2),
 }
-"""By name: a seed, its kinds of deed, how many epochs it trains, and how many deeds it does."""
+"""Name -> a seed, its kinds of deed, the number of epochs, and the number of deeds."""
 
 
 def plan_of(name: str) -> Plan:

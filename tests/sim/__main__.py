@@ -1,7 +1,7 @@
 """python -m tests.sim --seed 17 --trace | --seeds 20000 --jobs 2 [--first N] [--json FILE]
 
-One seed is run in this process, many in several. Exit code 1 when a seed fails, or when in a long
-run a class of faults never took effect.
+One seed runs in this process; many seeds run in several processes. Exit code 1 if a seed fails, or if a class of
+faults never took effect in a long run.
 """
 
 from __future__ import annotations

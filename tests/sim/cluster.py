@@ -1,4 +1,4 @@
-"""The cluster of one run: three replicas, ten workers, the store and the links, and the judges that watch them."""
+"""The cluster of one run (three replicas, ten workers, the store and the links) and its judges."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ RESTART_S = 1.0
 """Delay after which a replica or a member that ended by itself is restarted, as systemd would."""
 PATROL_S = 0.5
 DISTURBED_S = 20.0
-"""How long after a fault of its own a member's death may be its consequence: longer than a removal may be on its way
-to etcd."""
+"""How long after a fault of a member its removal may be a consequence of the fault: longer than the removal's write
+may take to reach etcd."""
 GRACE_S = 1.0
-"""From the break of a member's transport to the earliest moment at which its replica may act on it."""
+"""Time from the break of a member's transport to the earliest moment at which the replica may act on the break."""
 ORPHAN_S = 5.0
 """Time within which members of a departed replica must be handed over."""
 CLAIM_S = 6.0
@@ -62,9 +62,9 @@ class Cluster:
         self.ready_s: dict[str, float] = {}
         """Replica -> time since which it has been ready without interruption."""
         self._flaky_s: dict[str, float] = {}
-        """Replica -> time at which its line to etcd last lost or delayed messages."""
+        """Replica -> time at which the replica's connection to etcd last lost or delayed messages."""
         self._linked: dict[tuple[str, str], tuple[float, float]] = {}
-        """(boot, replica) -> since when, and when last, the patrol saw an open link at the replica's end."""
+        """(boot, replica) -> when `patrol` first and last saw the present link open at the replica."""
         self._count = 0
         self.judge = Judge(
             keys=self.keys, job=self.keys.job(JOB), trace=trace, mourn=self._mourn, timed_out=self._timed_out
@@ -73,7 +73,7 @@ class Cluster:
         self.store.subscribe(self.judge.seen)
 
     def rng(self, name: str) -> random.Random:
-        """Return a random source of its own, so that draws of one part do not change those of another."""
+        """Return a separate random source, so that draws of one part of the run do not change those of another part."""
         return random.Random(f"{self.seed}/{name}")
 
     # -- replicas
@@ -110,7 +110,7 @@ class Cluster:
             self.start_replica(replica.name)
 
     def ready(self, name: str) -> bool:
-        """Return whether a replica can really take members."""
+        """Return whether a replica can in fact serve members."""
         replica = self.replicas[name]
         line = self.lines[name]
         return (
@@ -123,7 +123,7 @@ class Cluster:
         )
 
     def leader(self) -> MemoryReplica | None:
-        """Return a running replica that believes that it leads, or None."""
+        """Return a running replica that believes it is the leader, or None."""
         return next((r for r in self.replicas.values() if r.alive and r.leads), None)
 
     # -- members
@@ -170,7 +170,7 @@ class Cluster:
         self.tasks.create_task(later())
 
     def note_disturbed(self, member: Member) -> None:
-        """Note that a fault which is not the replicas' kept a member from them."""
+        """Note that a fault outside the replicas kept a member from reaching them."""
         member.disturbed_s = self.trace.now_s
 
     # -- judging
@@ -185,7 +185,7 @@ class Cluster:
         return self.history.timed_out(outcome, key)
 
     def _mourn(self, death: Death) -> str | None:
-        """Return why a member's removal was wrong (it was alive and could reach a replica), or None."""
+        """Return why a member's removal was wrong (the member was alive and could reach a replica), or None."""
         member = self.runs.get(death.record.boot)
         if member is None or not member.process.alive or member.killed:
             self.trace.count("deaths of the dead")
@@ -216,7 +216,8 @@ class Cluster:
     def _waits_for_etcd(self, member: Member, death: Death) -> bool:
         """Return whether a member has moved to a replica whose writes, hand-overs too, etcd loses or delays (5.4).
 
-        That replica neither served the member before nor leads: a leader spares members that have connected to it.
+        This replica did not serve the member before and does not lead: a leader spares members that have connected to
+        it.
         """
         now, others = self.trace.now_s, (death.record.served_by, death.writer)
         return any(
@@ -264,7 +265,7 @@ class Cluster:
                 self._linked[key] = (since_s if without_break else now), now
 
     async def patrol(self) -> None:
-        """Check every half second the states that no write shows."""
+        """Check every half second the states that cause no write."""
         while True:
             await asyncio.sleep(PATROL_S)
             now = self.trace.now_s
@@ -305,7 +306,7 @@ class Cluster:
             return "there is no world"
         inside = {(m.worker, m.incarnation) for m in world.members}
         alive = {(w.name, w.create_revision) for w in job.workers()}
-        # newcomers are on standby while the world holds a member that cannot restart (PROTOCOLS 6.1)
+        # newcomers are standbys while the world has a member that cannot restart (PROTOCOLS 6.1)
         stands_by = inside < alive and any(
             w.record.cannot_restart for w in job.workers() if (w.name, w.create_revision) in inside
         )

@@ -1,4 +1,4 @@
-"""A process that runs seeds, so that every run of a seed is the same, however pytest was started."""
+"""A separate process that runs seeds, so that every run of a seed is the same, however pytest was started."""
 
 from __future__ import annotations
 

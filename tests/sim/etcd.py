@@ -1,4 +1,4 @@
-"""The line from a replica to etcd: prompt by default, and as unreliable as faults make it."""
+"""The connection from a replica to etcd. Messages arrive immediately, unless faults lose or delay them."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ class Line:
         return 0.0005
 
     def heal(self) -> None:
-        """Be prompt again."""
+        """End all losses and delays."""
         self.lose_request = self.lose_answer = self.late = self.stale_s = 0.0
         self.leaderless = False

@@ -1,6 +1,7 @@
 """The faults of the simulation: each is injected, is healed, and returns whether it took effect.
 
-A fault is a coroutine over the cluster. Several may run at once. Each draws from its own random source.
+A fault is a coroutine over the cluster. Several faults may run at the same time. Each draws from its own random
+source.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ async def _follower_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("all replicas pause")
 async def _all_pause(c: Cluster, rng: random.Random) -> bool:
-    """Freeze every replica at once, as on one host that swaps; thaw them one after another."""
+    """Freeze all replicas at the same moment, as on one host that swaps; thaw them one after another."""
     down = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
     held = sum(r.process.held for r in down)
     for replica in down:
@@ -147,7 +148,7 @@ async def _all_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("suspend")
 async def _suspend(c: Cluster, rng: random.Random) -> bool:
-    """Suspend the host of one or all replicas, with everything on it: only the boot clock shows it."""
+    """Suspend the host of one or all replicas, with everything on it. Only the boot clock shows this."""
     there = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
     if not there:
         return False
@@ -159,7 +160,7 @@ async def _suspend(c: Cluster, rng: random.Random) -> bool:
 
 @fault("replica cut off from etcd and peers", weight=2)
 async def _etcd_and_peers_cut(c: Cluster, rng: random.Random) -> bool:
-    """Leave a replica reachable for members only, which also reach the other replicas."""
+    """Cut a replica off from etcd and its peers; members still reach it and the other replicas."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -195,7 +196,7 @@ async def _etcd_cut(c: Cluster, rng: random.Random) -> bool:
 
 @fault("replica isolated")
 async def _isolated(c: Cluster, rng: random.Random) -> bool:
-    """Let a replica reach etcd, but silently neither members nor peers."""
+    """Drop a replica's messages to and from members and peers silently; it still reaches etcd."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -239,7 +240,7 @@ async def _one_way(c: Cluster, rng: random.Random) -> bool:
 
 @fault("reject between replicas")
 async def _reject(c: Cluster, rng: random.Random) -> bool:
-    """Have two replicas reset each other's links and refuse new ones; neither has died."""
+    """Make two replicas reset each other's links and refuse new links, although neither has died."""
     one, other = rng.sample(REPLICAS, 2)
     broken = c.board.reject(one, f"{other}/peers") + c.board.reject(other, f"{one}/peers")
     await asyncio.sleep(rng.uniform(1, 8))
@@ -250,7 +251,7 @@ async def _reject(c: Cluster, rng: random.Random) -> bool:
 
 @fault("link break", weight=2)
 async def _link_break(c: Cluster, rng: random.Random) -> bool:
-    """Break links, which loses the messages on them."""
+    """Break links; the messages in flight are lost."""
     broken = 0
     for _ in range(rng.randrange(1, 6)):
         await asyncio.sleep(rng.uniform(0, 0.4))
@@ -332,7 +333,7 @@ async def _late(c: Cluster, rng: random.Random) -> bool:
 
 @fault("etcd without a leader")
 async def _leaderless(c: Cluster, rng: random.Random) -> bool:
-    """Fail all calls and break all watches. Lease times start anew with the next leader."""
+    """Fail all calls and break all watches. The next leader of etcd grants each lease its full time again."""
     c.store.hold_leases()
     lines = list(c.lines.values())
     before = sum(line.counts["leaderless"] for line in lines)
@@ -363,7 +364,7 @@ async def _lease_lost(c: Cluster, rng: random.Random) -> bool:
 
 @fault("compaction")
 async def _compaction(c: Cluster, rng: random.Random) -> bool:
-    """Compact the history while a replica's watch is cut off, so that it has to list again."""
+    """Compact the history while a replica's watch is cut off, so that the replica has to list all keys again."""
     replica = _some_replica(c, rng)
     if replica is None:
         return False
@@ -407,7 +408,7 @@ async def _member_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("member crash", weight=2)
 async def _member_crash(c: Cluster, rng: random.Random) -> bool:
-    """Kill a member, and start it as another process: at once, or after its replica has noticed."""
+    """Kill a member, and start it as another process: immediately, or after its replica has noticed the death."""
     member = _some_member(c, rng)
     if member is None:
         return False
@@ -420,7 +421,7 @@ async def _member_crash(c: Cluster, rng: random.Random) -> bool:
 
 @fault("member leaves")
 async def _member_leaves(c: Cluster, rng: random.Random) -> bool:
-    """Have a member leave for good, and start another process with its name."""
+    """Make a member leave for good, and start another process with its name."""
     member = _some_member(c, rng)
     if member is None or member.process.task is None:
         return False

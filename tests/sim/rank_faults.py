@@ -30,7 +30,7 @@ def _some_rank(c: Cluster, rng: random.Random) -> tuple[SimulatedAgent, RankProc
 
 
 async def crash(c: Cluster, rng: random.Random) -> bool:
-    """End a rank's process. Its agent, which waits for it, reports that."""
+    """End a rank's process. The rank's agent, which waits for the process, reports the exit."""
     if (some := _some_rank(c, rng)) is None:
         return False
     some[1].kill()
@@ -38,7 +38,7 @@ async def crash(c: Cluster, rng: random.Random) -> bool:
 
 
 async def stopped(c: Cluster, rng: random.Random) -> bool:
-    """Stop a rank's process: for less than `detect_s`, so that it lives on, or for longer, so that it is evicted."""
+    """Stop a rank's process. If the stop is shorter than `detect_s`, the process lives on; otherwise it is evicted."""
     if (some := _some_rank(c, rng)) is None:
         return False
     _agent, process = some
@@ -52,7 +52,10 @@ async def stopped(c: Cluster, rng: random.Random) -> bool:
 
 
 async def disconnected(c: Cluster, rng: random.Random) -> bool:
-    """Break a rank's connection while its process lives: it attaches again within the grace, or is evicted after it."""
+    """Break a rank's connection while its process lives.
+
+    The rank attaches again within the grace, or is evicted after it.
+    """
     if (some := _some_rank(c, rng)) is None:
         return False
     agent, process = some
@@ -66,7 +69,10 @@ async def disconnected(c: Cluster, rng: random.Random) -> bool:
 
 
 async def host_frozen(c: Cluster, rng: random.Random) -> bool:
-    """Freeze and thaw all processes of a node, the agent last and first: it sees stopped ranks at both ends."""
+    """Freeze and thaw all processes of a node.
+
+    The agent freezes last and thaws first, so it sees stopped ranks both times.
+    """
     if (agent := some_agent(c, rng)) is None:
         return False
     member, processes = agent.member, _ranks(agent)
@@ -114,7 +120,10 @@ async def agent_crash(c: Cluster, rng: random.Random) -> bool:
 
 
 async def rival(c: Cluster, rng: random.Random) -> bool:
-    """Have another process attach as a rank: it is refused while the first lives, and admitted once that has ended."""
+    """Make another process attach as a rank.
+
+    It is refused while the first process lives, and admitted once that has ended.
+    """
     if (some := _some_rank(c, rng)) is None:
         return False
     agent, first = some

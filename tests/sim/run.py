@@ -1,4 +1,4 @@
-"""One seed: a minute of faults in a working cluster, then a calm time, then the judgement."""
+"""One seed: a minute of faults in a working cluster, then a time without faults, then the judgement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAULTS_S = 46.0
 """How long new faults are begun."""
 RUN_S = 62.0
 CALM_S = 40.0
-"""Time after the last fault within which the cluster must be whole and a barrier complete."""
+"""Time after the last fault within which the cluster must be whole and a barrier must be complete."""
 LEAST_EFFECTIVE = 5
 
 
@@ -36,7 +36,7 @@ class Result:
     seed: int
     violations: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
-    """How often each class took effect."""
+    """How often each class of faults took effect."""
     tried: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     digest: str = ""
@@ -134,7 +134,7 @@ async def _wrong(cluster: Cluster) -> str | None:
 
 
 async def _disturb(cluster: Cluster, result: Result) -> None:
-    """Begin faults until the time is over and enough took effect; return when all have healed."""
+    """Begin faults until the time is over and enough have taken effect; return once all are healed."""
     trace, rng = cluster.trace, cluster.rng("faults")
     deck: list[Fault] = []
     running: list[asyncio.Task[None]] = []

@@ -15,7 +15,7 @@ _NOISE = frozenset({"event", "replica"})
 
 
 class Trace:
-    """Records events. It always feeds the digest, and keeps the text only with `keep`."""
+    """Records events. Every event enters the digest; the text is kept only with `keep`."""
 
     def __init__(self, *, keep: bool) -> None:
         self.lines: list[str] = []

@@ -1,10 +1,10 @@
 """python -m tests.soak [--hours 2] [--only simulation,chaos] [--table]      (make soak ARGS="--hours 2")
 
-Runs simulation seeds, schedules, crash rounds, rank kills and mixed chaos until the time is over. Each begins with the
-seed after the last one in tests/soak/ledger.tsv, which this run extends: commit it. What failed is kept below .strata/soak,
-with the command that repeats it, and is open in the ledger. Open seeds of the simulation are tried first, and closed
-if they hold; somebody who has mended what another open line shows deletes it. Ctrl-C ends the run and sums up what it has
-tried. Exit code 1 if a seed failed or a turn left no result.
+Runs simulation seeds, schedules, crash rounds, rank kills and mixed chaos until the time is over. Each begins with
+the seed after its last one in tests/soak/ledger.tsv. The run extends this file: commit it. The files of a failed seed
+are kept below .strata/soak, with the command that repeats the seed, and the ledger gets an open line. Open seeds of
+the simulation are tried first, and closed if they pass. Delete any other open line by hand once its fault is fixed.
+Ctrl-C ends the run and prints the sums. Exit code 1 if a seed failed or a turn left no result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The campaigns of `make soak`: how a turn of each is started, and how its JSON is read.
 
 A campaign is data: a command for consecutive seeds that writes one JSON file, and a function that reads the file. A
-turn is the smallest unit that is started and recorded. A turn that is cut short counts for nothing and is run again.
+turn is the smallest unit that is started and recorded. A turn that is cut short is not counted, and runs again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata_chaos import backends
 CHAOS_S = 300.0
 """Length of the faults in a round of mixed chaos."""
 CHAOS_EXTRA_S = 90.0
-"""To start the cluster before the faults, and to judge after them."""
+"""Time to start the cluster before the faults, and to judge the run after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Outcome:
 
     effective: int
     seconds: float
-    """Virtual seconds for the simulation."""
+    """Duration of the turn; for the simulation, in virtual seconds."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """The reason of each failed seed."""
 
@@ -51,13 +51,13 @@ class Campaign:
     seeds: int
     """The number of seeds in a turn."""
     turn_s: float
-    """About how long a turn takes on two cores: a turn that would end long after the time is over does not begin."""
+    """About how long a turn takes on two cores. A turn begins only if it would not end long after the time is over."""
     command: Callable[[Turn], list[str]]
     outcome: Callable[[Mapping[str, Any], Turn], Outcome]
     again: str
     """The command that repeats `{seed}`."""
     beside: bool = False
-    """True if it runs beside the others, on the processor time that they leave idle."""
+    """Whether it runs in parallel with the other campaigns, on the processor time that they leave idle."""
 
 
 def _simulation(turn: Turn) -> list[str]:
@@ -116,7 +116,7 @@ def _chaos_outcome(printed: Mapping[str, Any], turn: Turn) -> Outcome:
     effective = sum(row["effective"] for row in printed["faults"])
     failed = (
         {} if printed["verdict"] == "pass" else {turn.first: printed["sentence"]}
-    )  # also if the verdict is unknown
+    )  # the turn also fails if the verdict is unknown
     return Outcome(effective, printed["duration_s"], failed)
 
 

@@ -1,9 +1,9 @@
 """The ledger of long runs: the seeds tried, by commit, in the tracked file `tests/soak/ledger.tsv`.
 
-A *span* line counts the seeds of one campaign that ran on one commit. An *open* line names one seed
-that failed and is not fixed yet. `make soak` deletes the line of a simulation seed that holds again. Other campaigns
-are less deterministic, so their lines are deleted by hand. A run begins with the seed after the last one tried on any
-commit.
+A *span* line counts the seeds of one campaign (one kind of long run) that ran on one commit. An *open* line names one
+failed seed whose fault is not fixed yet. `make soak` deletes the open line of a simulation seed that passes again.
+Other campaigns are less deterministic, so their open lines are deleted by hand. A run begins after the last seed that
+was tried on any commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD = (
     "# open\tcampaign\tseed\tcommit\twhat broke",
 )
 WHY_MAX = 300
-"""How many characters of a failure's sentence a line keeps."""
+"""How many characters of a failure's sentence are kept in a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +121,11 @@ class Ledger:
         new.rename(path)
 
     def next_seed(self, campaign: str, first: int) -> int:
-        """Return the seed after the last one tried, `first` if none was."""
+        """Return the seed after the last tried seed; `first` if no seed was tried."""
         return max((span.last + 1 for span in self.spans if span.campaign == campaign), default=first)
 
     def with_span(self, span: Span) -> Ledger:
-        """Return the ledger with one more span, merged into the one before it if the commit is the same."""
+        """Return the ledger with one more span; merge it into the previous span if the commit is the same."""
         for at, known in enumerate(self.spans):
             if (known.campaign, known.commit, known.last + 1) == (span.campaign, span.commit, span.first):
                 joined = replace(

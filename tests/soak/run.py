@@ -1,10 +1,11 @@
-"""A long run: campaigns take turns until the time is over, and the ledger records the seeds they tried.
+"""A long run: campaigns take turns until the time is over, and the ledger records the tried seeds.
 
-Two lanes run at once. In the first, schedules, crash rounds, rank kills and mixed chaos take turns. The second runs
-the simulation on the processor time that the first leaves idle. Each turn is one child process. Its span is written to
-the ledger as soon as it has ended, so a run that is killed loses only the turns in progress.
+Two lanes run in parallel. In the first, schedules, crash rounds, rank kills and mixed chaos take turns. The second
+runs the simulation on the processor time that the first leaves idle. Each turn is one child process. As soon as a
+turn has ended, its span is written to the ledger, so a killed run loses only the turns in progress.
 
-A turn that ends without a result has failed, too: its first seed becomes open, and the next turn begins after it.
+A turn that ends without a result has failed too: its first seed becomes open, and the next turn begins after that
+seed.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from tests.soak.campaigns import Campaign, Outcome, Turn
 from tests.soak.ledger import Ledger, Open, Span, change
 
 OVERTIME_S = 1800.0
-"""A turn counts as hung after this time, however busy the machine: the longest takes six minutes on an idle one."""
+"""A turn counts as hung after this time, however busy the machine is. The longest takes six minutes on an idle
+machine."""
 END_S = 60.0
-"""How long a turn may take to end in good order when the run is interrupted."""
+"""How long a turn may take to shut down cleanly when the run is interrupted."""
 POLL_S = 0.2
 NO_RESULT = "no result"
 """The start of the reason of a turn that ended without a result: its first seed proves nothing by itself."""
@@ -125,7 +127,10 @@ class Soak:
         return Turn(first=first, seeds=campaign.seeds, json=folder / "result.json", folder=folder)
 
     def _ended(self, child: Child) -> bool:
-        """Return True once the turn has ended by itself; if it is hung or interrupted, end it and return False."""
+        """Return True once the turn has ended by itself.
+
+        If the turn is hung or interrupted, end it and return False.
+        """
         looks = int(self.overtime_s / POLL_S)
         for _ in range(looks):
             try:

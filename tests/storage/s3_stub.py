@@ -1,7 +1,7 @@
-"""A small S3 server in this process that fails on request, with faults that no real server makes on demand.
+"""A small S3 server in this process that fails on request, with faults that no real server produces on demand.
 
 It keeps objects in memory and implements the requests of Strata: conditional puts, ranges, listing, multipart
-uploads. `stub.fail(…)` plans a fault for the next matching requests. It checks no signature.
+uploads. `stub.fail(…)` plans a fault for the next matching requests. The stub checks no signature.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(slots=True)
 class Fault:
-    """The effect on a request: `status` (with `code`, unless it is the usual one), or `how`.
+    """The effect on a request: `status` (with `code`, if the code is not the usual one), or `how`.
 
     `lost`: the request is carried out, and the connection closes without an answer. `torn`: the connection closes
     in the middle of the body. `slow`: the answer is sent once `until` is set, or never.

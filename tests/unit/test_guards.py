@@ -1,4 +1,7 @@
-"""`tests/guards.tsv` names real guards: each row names an existing patch or function, or a successor that exists."""
+"""`tests/guards.tsv` lists guards (tests that protect a rule).
+
+Each row must name an existing patch or function, or an existing successor.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def names(path: Path) -> frozenset[str]:
 
 
 def is_there(where: str, root: Path = ROOT) -> bool:
-    """Return True if `path.patch` or `path.py::name` exists; a test's name may end with the id of one case."""
+    """Return whether `path.patch` or `path.py::name` exists; a test's name may end with the id of one case."""
     path, _, name = where.partition("::")
     if not (root / path).is_file():
         return False

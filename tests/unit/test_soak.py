@@ -57,7 +57,7 @@ def soak(folder: Path, *chosen: Campaign, turns: int = 3, **more: Any) -> Soak:
 
 @contextmanager
 def going(run: Soak) -> Iterator[threading.Thread]:
-    """Run it in a thread inside the block; stop it at the end of the block, also after an error."""
+    """Run the soak in a thread inside the block; stop it at the end of the block, even after an error."""
     thread = threading.Thread(target=run.run, daemon=True)
     thread.start()
     try:

@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The host of one process: its address, and the command prefix that enters its network."""
+    """The host of one process: its address, and the command prefix that runs a program in the host's network."""
 
     name: str
     address: str
@@ -33,9 +33,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One packet filter rule of a host: drop matching packets, or answer them with a TCP reset (`reject`).
+    """One packet filter rule of a host. It drops matching packets, or answers them with a TCP reset (`reject`).
 
-    `inbound` rules match packets from `peer`, other rules packets to it. `port` is the destination port; 0 is any.
+    `inbound` rules match packets from `peer`; other rules match packets to `peer`. `port` is the destination port; 0
+    matches any port.
     """
 
     host: str
@@ -57,7 +58,7 @@ class Network(Protocol):
         ...
 
     def mend(self, key: str) -> None:
-        """Remove the rules of `key`; no effect if they are already removed."""
+        """Remove the rules of `key`, if there are any."""
         ...
 
 
@@ -83,7 +84,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The value of `--backend` that selects it."""
+        """The value of `--backend` that selects this backend."""
         ...
 
     @property

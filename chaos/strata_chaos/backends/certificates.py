@@ -61,7 +61,7 @@ class RunCertificates:
 
     @property
     def etcd(self) -> EtcdTls:
-        """Certificate of the etcd members, and the CA they verify clients with."""
+        """Certificate of the etcd members, and the CA by which they verify clients."""
         return EtcdTls(cert=self._file("etcd", CERT), key=self._file("etcd", KEY), ca=self._file("etcd", CA))
 
     @property

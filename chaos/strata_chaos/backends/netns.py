@@ -4,8 +4,9 @@
       198.18.n.1                          ├── etcd-1          198.18.n.11
                                           └── host-1          198.18.n.101
 
-The bridge is in a namespace of its own, so the machine's firewall and forwarding rules do not affect it. Removing the
-namespaces removes everything that a run created (`sweeper`). 198.18.0.0/15 is reserved for network tests (RFC 2544).
+The bridge has its own namespace, so the machine's firewall and forwarding rules do not affect it. A run creates
+nothing outside its namespaces, and the `sweeper` removes them. 198.18.0.0/15 is reserved for network tests (RFC
+2544).
 
 iptables inside a host's namespace drops or rejects packets. Each fault has one chain, whose counters give the number
 of packets that matched.
@@ -100,7 +101,7 @@ class IptablesNetwork:
                 with suppress(StrataError):  # an interrupted `cut` may not have added this rule
                     self._iptables(host, "-D", hook, "-j", key)
             for verb in ("-F", "-X"):
-                with suppress(StrataError):  # or not have created this chain
+                with suppress(StrataError):  # or may not have created this chain
                     self._iptables(host, verb, key)
 
     def _count(self, host: str, key: str) -> int:
@@ -122,10 +123,10 @@ def _match(rule: Rule) -> list[str]:
 
 @contextmanager
 def _guarded() -> Iterator[str]:
-    """Yield the prefix of this process's namespaces. They are removed afterwards, even if the process is killed."""
+    """Yield the prefix of this process's namespaces. Afterwards remove them, even if the process is killed."""
     pid = os.getpid()
     prefix = sweeper.prefix_of(pid)
-    # The guardian gets a separate session: a signal to this process group or terminal must not end it.
+    # The guardian gets its own session: a signal to this process group or terminal must not end the guardian.
     guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", sweeper.__file__, str(pid), prefix],
         stdin=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ def start(
         etcd_members=topology.etcd,
         coordinators=topology.coordinators,
         detect_s=topology.detect_s,
-        fsync=False,  # no fault is a power cut, and data that a killed process had written to the kernel is not lost
+        fsync=False,  # no fault is a power cut, and the kernel keeps the data that a killed process has written
         etcd_placements=[host.placement for host in etcd],
         placements=[host.placement for host in coordinators],
         etcd_tls=certificates.etcd if certificates else None,

@@ -1,11 +1,11 @@
 """Removal of a run's network namespaces, with the processes and links in them.
 
-All network parts of a run belong to named namespaces, so nothing else has to be removed. The name
+A run creates network devices only in named namespaces, so nothing else has to be removed. The name
 `strata-chaos-<pid>-<start time of that process>-<host>` identifies the process that owns the namespace.
 
 A run sweeps at its end. The next run sweeps at its start, for runs whose process has died. Each run also has a
 guardian process, `python -I -S sweeper.py PID PREFIX`: it waits until process PID has ended, and sweeps any
-namespaces that PID left. It uses the standard library only and starts in 10 ms.
+namespaces that PID left. The guardian uses the standard library only and starts in 10 ms.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sweep(prefix: str) -> list[str]:
         time.sleep(_POLL_S)
     for name in found:
         subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-        # the kernel also removes this link after the bridge's namespace, but not immediately
+        # the kernel removes this link too once the bridge's namespace is removed, but not immediately
         subprocess.run(["ip", "link", "delete", link_of(name)], check=False, capture_output=True)
     return found
 

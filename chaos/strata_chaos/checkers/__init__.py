@@ -2,7 +2,7 @@
 
 They share no code with Strata (an import contract enforces this). They parse keys and values by `docs/keyspace.md`,
 and images by `docs/checkpoints.md`. An operation with unknown outcome may or may not have had its effect: a checker
-accepts both cases, and never treats the operation as a failure.
+must accept both cases, and must not treat the operation as failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks barriers: a round releases all ranks or none, once, in its generation, with one result (PROTOCOLS 6.2-6.4).
 
-Clients bring payloads that are unique in a run, so a payload identifies its arrival, and links an outcome in etcd to
-the clients' records. Each payload in a release must belong to an arrival that had begun when the release was seen.
-Each client whose call returned must have got exactly that release.
+Each arrival of a client has a payload that is unique in the run. So a payload identifies its arrival, and links an
+outcome in etcd to the clients' records. Each payload in a release must belong to an arrival that had begun when the
+release was seen. Each client whose call returned must have got exactly that release.
 
 To save memory, the checker keeps a release as hashes of its payloads, eight bytes each.
 """
@@ -62,13 +62,13 @@ class Barriers:
     def lost(self, end: State) -> None:
         """Forget the rounds.
 
-        After a restore a generation that no storage root names may occur again, with the same rounds.
+        After a restore, a generation may occur again with the same rounds if no storage root names it.
         """
         self._ended.clear()
 
     def change(self, change: Change, before: State) -> None:
         if change.restoring or change.unserved:
-            return  # a restore ends all rounds; no client sees a release that takes effect in a snapshot
+            return  # a restore ends all rounds; no client gets a release that takes effect in a restored snapshot
         for event in change.events:
             if event.deleted:
                 continue
@@ -168,7 +168,7 @@ class Barriers:
             self._ended_otherwise(record, arrival)
 
     def _began(self, record: Record, arrival: int) -> None:
-        """Judge the first line of an arrival; the lines of its retries come later in the same file."""
+        """Judge the first line of an arrival. The lines of the arrival's retries come later in the same file."""
         self._begun.add(arrival)
         release = self._arrivals.get(arrival)
         if release is None:

@@ -50,7 +50,7 @@ class Catalog:
         self._saved: dict[tuple[str, int, int, int], set[str]] = defaultdict(set)
         """(job, generation, step, rank) -> sha256 of all data that clients saved there."""
         self._reported: dict[tuple[str, str, str], tuple[float, Where]] = {}
-        """(job, attempt, client) -> when that client first got the report that the attempt is committed."""
+        """(job, attempt, client) -> when this client first got the report that the attempt is committed."""
         self._restored: list[Record] = []
         self._newest: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -251,7 +251,7 @@ class Catalog:
         slot = args["job"], point["record_generation"], point["step"], args["rank"]
         saved = self._saved.get(slot)
         if saved is None:
-            return  # the world that saved it had no such rank, or the rank recorded nothing
+            return  # the world that saved the checkpoint had no such rank, or the rank recorded nothing
         self.findings.check(
             "restore-exact",
             record.result["digest"] in saved,
@@ -265,7 +265,7 @@ class Catalog:
         path = urlsplit(str(value.get("path", "")))
         folder = Path(unquote(path.path))
         if value.get("state") != "committed" or path.scheme != "file" or not folder.parent.is_dir():
-            return  # this process cannot read it: it is on another machine, or in an object store
+            return  # this process cannot read the checkpoint: it is on another machine, or in an object store
         attempt = str(value.get("attempt"))
         problem = problem_of(folder, str(value.get("manifest_digest")), marked=(job, attempt) in reported)
         commit = self._committed.get((job, attempt))

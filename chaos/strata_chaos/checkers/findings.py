@@ -60,7 +60,7 @@ class Checker(Protocol):
         ...
 
     def lost(self, end: State) -> None:
-        """Note that etcd was lost with the state `end`: the following changes are of the next life."""
+        """Note that etcd was lost; its last state was `end`. All later changes are of the next life."""
         ...
 
     def record(self, record: Record) -> None:

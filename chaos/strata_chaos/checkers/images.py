@@ -1,6 +1,6 @@
 """Verifies a committed checkpoint on disk byte for byte, without Strata's own reader.
 
-The layout and the coverage of the digests are in docs/checkpoints.md, "On disk". The catalog's record holds the
+docs/checkpoints.md, "On disk", describes the layout and what each digest covers. The catalog's record holds the
 digest of manifest.json, and manifest.json holds the digests of the ranks' manifests. A rank's manifest holds the
 digest of every chunk of its image. A chunk has at most 8 MiB, and each tensor begins a new chunk.
 """

@@ -1,7 +1,7 @@
-"""Parser of keys and values by `docs/keyspace.md`, without Strata's own code.
+"""Parser of keys and values as `docs/keyspace.md` describes them, without Strata's own code.
 
-A checker that parsed with the code it judges would share its mistakes. This is a second, smaller implementation of
-that page: a key becomes its kind, its job and its numbers; a value becomes a dict.
+A checker that used the parser it judges would share the parser's mistakes. This module implements the page a second
+time, and smaller: a key becomes its kind, its job and its numbers; a value becomes a dict.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Leadership:
         if kind == "leader":
             self._leader(change, event)
         elif change.restoring:
-            return  # not a leader's write: the rule `restores/alone` judges which keys a restore may write
+            return  # not a leader's write; if it is a restore's, the rule `restores/alone` judges its keys
         elif (
             not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _needs_no_leader(event)
         ):
@@ -120,7 +120,7 @@ class Leadership:
             self._note(0, record.result["create_revision"])
 
     def lost(self, end: State) -> None:
-        """Forget the epochs: they are revisions, which are comparable only within one life of etcd."""
+        """Forget the epochs: an epoch is a revision, and revisions are comparable only within one life of etcd."""
         self._judge_samples()
         self._samples.clear()
         self._last_epoch = self._last_revision = 0
@@ -153,7 +153,7 @@ class Leadership:
 
 
 def _needs_no_leader(event: Event) -> bool:
-    """Return whether a request itself wrote the phase, by a resume or an immediate pause. That needs no leader."""
+    """Return whether a request wrote the phase without a leader, as a resume and an immediate pause do."""
     value = event.value or {}
     return event.key.kind == "phase" and (
         value.get("phase") == "running" or (value.get("phase") == "paused" and not value.get("epoch"))

@@ -1,11 +1,11 @@
 """Checks restores: after a loss of etcd, every acknowledged commit exists again (PROTOCOLS 9).
 
 The checker compares the state after the transaction that ends a restore with the last state of the lost etcd. If a
-client got the report of a commit before that transaction, the commit must exist after the transaction. A commit that
-was reported to no client may be missing, because its marker may not have been on disk yet.
+client got the report of a commit before that transaction, the commit must exist after it. A commit that no client got
+a report of may be missing, because its marker may not have been on disk yet.
 
 Generations, epochs and revisions belong to one uid. A restore knows a generation only if a backup or storage names
-it. So the generations of a job without saves may begin at 1 again; those of a job with saves must not.
+it. So the generations of a job may begin at 1 again if the job has no saves; otherwise they must not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOSSES: Final = ("restore-", "rebuild-")
 
 
 class Loss(NamedTuple):
-    """A checkpoint that was committed when etcd was lost, but not after the restore that ended at `t`."""
+    """A checkpoint that was committed when etcd was lost, and is missing after the restore that ended at `t`."""
 
     job: str
     attempt: str
@@ -105,7 +105,7 @@ class Restores:
         self._snapshot = self._snapshot and not change.restoring
         for event in change.events:
             if self._snapshot and event.key.kind not in {"uid", "leader"}:
-                self._slipped += 1  # the writing replica rejects etcd's answer, whose revision is older
+                self._slipped += 1  # the writing replica rejects etcd's answer: its revision is older
             elif not event.deleted:
                 self.findings.check(
                     "alone",
@@ -166,7 +166,7 @@ class Restores:
                 self._reported[key] = record.t1, record.where
 
     def _fault(self, record: Record) -> None:
-        """Note the time in which etcd may have been lost and not restored."""
+        """Note the period in which etcd may have been lost and not yet restored."""
         number, ended_t = record.args.get("id"), record.t0 if record.t1 is None else record.t1
         if not str(record.args.get("fault", "")).startswith(_LOSSES):
             return

@@ -2,7 +2,8 @@
 
 A rank records the samples of a step before it saves that step. A world that starts from a checkpoint repeats the
 steps after the checkpoint, with the same samples. So a sample must belong to the same step of its epoch in every
-world. If an epoch ended before the last commit that a client knows, its steps must have used all its samples.
+world. If an epoch ended before the last commit that a client knows, the steps of the epoch must have used all its
+samples.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Samples:
         ended = dict(sorted(self._last))
         for (job, epoch), (step, length, where) in self._last.items():
             if epoch == ended[job] or step > self._committed.get(job, 0):
-                continue  # the epoch is not over, or no client knows a commit that includes its end
+                continue  # the epoch is not over, or no client knows a commit after the epoch's last step
             used = len(self._used[job, epoch])
             self.findings.check(
                 "none-lost",

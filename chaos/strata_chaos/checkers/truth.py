@@ -45,8 +45,8 @@ class Change(NamedTuple):
     """All events of one revision, which is one transaction; `t` is when the observer saw it.
 
     `restoring`: a restore was in progress; a restore may write keys that replicas must not write. `unserved`: etcd
-    had been lost, and no restore had ended yet. A transaction that was in flight at the loss may then take effect in
-    the etcd restored from an older snapshot, and no client gets its result.
+    had been lost, and no restore had ended yet. In this time a transaction that was in flight at the loss may take
+    effect in the etcd that was restored from an older snapshot. No client gets its result.
     """
 
     revision: int
@@ -72,7 +72,7 @@ def at(life: int, revision: int) -> int:
 
 
 class Lives:
-    """The life of etcd in which each uid first occurred. A uid in a snapshot belongs to the earlier life."""
+    """Maps each uid to the life of etcd in which it first occurred; a snapshot may repeat it in a later life."""
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}

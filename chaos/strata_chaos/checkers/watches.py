@@ -32,11 +32,11 @@ RULES: Final = {
 }
 
 SILENT_S: Final = 10.0
-"""How late a stream may deliver an event: far above any delivery time without a fault."""
+"""How late a stream may deliver an event. Without a fault every delivery takes far less."""
 CALM_S: Final = 10.0
-"""How long a healed fault may still delay a stream: until detection and a new connection."""
+"""How long a healed fault may still delay a stream: the failure must be detected and a new connection made."""
 NOTICED_S: Final = 5.0
-"""A parent notices its child's death within this time, so the child may have been dead for that long."""
+"""Limit of the time between a child's death and its parent's record of it: the child may have been dead for so long."""
 
 LiveReports = tuple[str, int, str | None]
 """A key below the job, the revision, and the digest of its value; None for a deletion."""
@@ -209,7 +209,7 @@ class Watches:
             self._nemesis(record)
 
     def _nemesis(self, record: Record) -> None:
-        """Note when a fault was in force, and when the end of the run began."""
+        """Note when a fault was in force, and when the run's last phase began."""
         number = record.args.get("id")
         if record.op == "fault.inject":
             self._faults[number] = record.t0, float("inf")
@@ -222,7 +222,7 @@ class Watches:
             self._end_t = record.t0
 
     def _owed(self, stream: Stream, until_t: float) -> None:
-        """Note how late an event is when its stream delivers a message or ends."""
+        """Note the delay of an event, when its stream delivers a message or ends."""
         since_t, owed = stream.opened_t, "a first message"
         if stream.position is not None:
             log = self._logs[stream.life, stream.job]

@@ -1,12 +1,12 @@
 """Checks the registry of workers: keys are deleted for a reason, and incarnations are right (PROTOCOLS 5).
 
-A deletion needs a reason in the histories: the member left, its process was killed or ended, a fault hit its path or
-its process, or it was replaced. A process is known to have been alive at the deletion only if it recorded something
-later. So a deletion is a violation if the process recorded something later, had not announced its departure, and no
-fault touched it.
+The histories must show a reason for each deletion: the member left, its process was killed or ended, a fault hit its
+network path or its process, or another process replaced it. A process is known to have been alive at the deletion
+only if it recorded something later. So a deletion is a violation if three conditions hold: the process recorded
+something later, it had not announced its departure, and no fault touched it.
 
-Members that use unary calls are removed when their heartbeats are missing, and a slow call is enough for that. So
-this rule is not judged for them; the other rules are.
+Limit: this rule is not judged for members that use unary calls. They are removed when their heartbeats are missing,
+and one slow call is enough for a removal. The other rules are judged for them too.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RULES: Final = {
 }
 
 WINDOW_S: Final = 20.0
-"""A fault explains a deletion up to this long after its healing: detection, grace, orphans."""
+"""A fault explains deletions until this long after its healing: time for detection, grace, and removal of orphans."""
 NOTICED_S: Final = 5.0
-"""A parent notices its child's death within this time; before that, the child was alive."""
+"""A parent notices its child's death within this time, so the child was alive until this long before the notice."""
 WITHDRAWN_S: Final = 1.0
 """How long after an abandoned join its key may be deleted."""
 _ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
 _TOUCHING: Final = ("member", "rank", "agent", "worker", "client", "host")
-"""Words in names of faults that touch members or their path; other faults must remove no member."""
+"""Words in the names of faults that touch members or their network path; no other fault may cause a removal."""
 
 
 class Deletion(NamedTuple):
@@ -60,7 +60,7 @@ class Registry:
         self._lives = Lives()
         self._leaving: dict[tuple[int, str], float] = {}
         self._given_up: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-        """(process, worker) -> periods in which the worker's key may be deleted, since the process abandoned a join."""
+        """(process, worker) -> periods after an abandoned join, in which the worker's key may be deleted."""
         self._killed: dict[int, float] = {}
         self._alive_until: dict[int, tuple[float, Where]] = {}
         self._unary: set[int] = set()
@@ -231,7 +231,7 @@ class Registry:
             self.findings.notes.append(f"members removed: {reported}")
 
     def _reason(self, deletion: Deletion) -> str:
-        """Return the reason for a deletion in the histories; empty if they exclude every reason."""
+        """Return the reason for a deletion that the histories show; empty if they exclude every reason."""
         left = self._leaving.get((deletion.pid, deletion.worker))
         if left is not None and left <= deletion.seen_t:
             return "left"

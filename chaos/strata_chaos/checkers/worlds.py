@@ -1,7 +1,7 @@
 """Checks worlds: generations rise one by one, each has one consistent description, survivors keep their places.
 
-See PROTOCOLS 6.1. The checker judges each head of a world in the transaction that writes it. It compares the places
-that clients record with the world's chunks in etcd.
+See PROTOCOLS 6.1. The checker judges each head of a world at the transaction that writes the head. It compares the
+places that clients record with the places in etcd, which the world's chunks contain.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Worlds:
         if change.restoring or change.unserved:
             for event in change.of(
                 "world"
-            ):  # a restore writes a forming world, which ends all earlier worlds
+            ):  # a restore writes a world that is still forming, and so ends all earlier worlds
                 self._heads[event.key.job] = (event.value or {}).get("generation", 0), ()
             return
         for event in change.events:
@@ -200,4 +200,4 @@ class Worlds:
         )
 
     def finish(self, clock: Clock, end: State) -> None:
-        """Do nothing: every rule was judged with the changes and records."""
+        """Do nothing: `change` and `record` have judged every rule."""

@@ -11,7 +11,7 @@ from strata_chaos.exits import Exit
 
 def main() -> None:
     """Run the command line and exit with a code of `strata_chaos.exits`."""
-    # grpc reads this variable once, at import; the workload programs are forked from this process
+    # grpc reads this variable once, when it is imported; this process forks the workload programs
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         from strata_chaos.cli.app import run  # noqa: PLC0415  # after the line above

@@ -79,7 +79,7 @@ def run(
     summary = out / f"{chosen.name}-{where}-{seeds or f'{seed}-{seed + rounds - 1}'}"
     for run_spec in wishes:
         results.append(_one(run_spec, out, keep=keep, quiet=as_json))
-        if len(wishes) > 1:  # after each round, because many rounds may be interrupted
+        if len(wishes) > 1:  # written after each round, because a long series may be interrupted
             summary.with_suffix(".txt").write_text(all_rounds.text(results))
             summary.with_suffix(".json").write_text(json.dumps(all_rounds.body(results), indent=1) + "\n")
         if results[-1].cut_short:
@@ -129,7 +129,7 @@ def _first_backend(names: tuple[str, ...]) -> str:
 
 
 def _duration(requested_s: float, own_s: float) -> float:
-    """Return the duration of the faults; if `requested_s` is 0, the scenario's own duration."""
+    """Return how long faults are injected: `requested_s`, or the scenario's own duration if `requested_s` is 0."""
     if requested_s and not 1 <= requested_s <= LONGEST_S:  # NaN fails this too
         raise ConfigError(
             f"--duration: {requested_s:g} s is not between 1 s and {LONGEST_S:g} s",

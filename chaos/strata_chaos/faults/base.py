@@ -1,7 +1,7 @@
 """The interface of faults: name, availability, injection, proof of effect, healing.
 
-A fault is stateless; a `Wound` holds the state of one injection. An injection without an error does not prove an
-effect: `took_effect` checks the effect and returns the evidence.
+A fault is stateless; a `Wound` holds the state of one injection. An injection may have no effect although it raised
+no error. So `took_effect` checks the effect and returns the evidence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from strata_chaos.run.system import System
 
 
 class NoTarget(Exception):
-    """The fault has no target now: each part that it could break is already broken, or has ended."""
+    """The fault has no target now: every part that it could break is already broken or has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

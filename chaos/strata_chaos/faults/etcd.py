@@ -12,7 +12,7 @@ from strata_chaos.run.system import System, chosen
 
 
 class LeaderChange:
-    """Moves etcd's leadership to another member (`MoveLeader`), under the present load."""
+    """Moves etcd's leadership to another member (`MoveLeader`), while the workloads go on."""
 
     name: Final = "etcd-leader-change"
     summary: Final = "etcd's leader hands over to another member (MoveLeader)"
@@ -30,7 +30,7 @@ class LeaderChange:
         try:
             await asyncio.to_thread(system.etcd[old].hand_over, system.etcd[new])
         except Unavailable as error:
-            # another fault interfered; `took_effect` checks whether the leader changed nevertheless
+            # another fault interfered; the leader may have changed nevertheless, which `took_effect` checks
             return Wound(targets=(old,), memory=(old, error.message))
         return Wound(targets=(old,), memory=(old, f"etcd moved its leader from {old} to {new}"))
 

@@ -1,7 +1,7 @@
 """The nemesis carries out a plan: it injects each fault at its time, checks its effect, and heals it.
 
-Each fault has its own task, so faults may overlap. A fault is healed even if its task fails or is cancelled. The
-nemesis writes each injection and each healing to the history `nemesis.jsonl`.
+Each fault has its own task, so faults may overlap. A fault is healed even if its task fails or is cancelled. It
+writes each injection and each healing to the history `nemesis.jsonl`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRACE_S: Final = 5.0
 """How long a scripted fault waits for a target."""
 _POLL_S: Final = 0.02
 _RELEASES: Final = 2
-"""Releases that prove progress. One is not enough: its round may have been complete before the injection."""
+"""Number of releases that prove progress. One is not enough: its round may have been complete before the injection."""
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
@@ -75,7 +75,7 @@ class Nemesis:
         self._line("run.phase", now, {"phase": name}, {})
 
     def placed(self, job: str, host: str) -> None:
-        """Record on which host the processes of a job run: a fault of that host affects only them."""
+        """Record the host on which the processes of a job run: a fault of this host affects no other processes."""
         now = self._clock()
         self._line("job.placed", now, {"job": job, "host": host}, {})
 
@@ -143,7 +143,7 @@ class Nemesis:
             await asyncio.sleep(_POLL_S)
 
     async def _injected(self, fault: Fault, planned: PlannedFault) -> Wound:
-        """Inject a fault. If cancelled meanwhile, heal the fault before raising the cancellation."""
+        """Inject a fault. If this task is cancelled meanwhile, heal the fault before raising the cancellation."""
         task = asyncio.create_task(fault.inject(self._system, random.Random(planned.choice)))
         try:
             await asyncio.wait((task,))
@@ -258,7 +258,7 @@ class Nemesis:
 
 
 async def _finished(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of `work`; if cancelled meanwhile, raise the cancellation after `work` is done."""
+    """Return the result of `work`. If this task is cancelled meanwhile, raise the cancellation once `work` is done."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task,))

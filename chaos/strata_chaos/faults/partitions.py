@@ -24,7 +24,7 @@ _keys = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """The `Fault` that applies the rules that `draw` returns, on the hosts that the rules name."""
+    """The `Fault` that applies the packet filter rules from `draw` on the hosts that they name."""
 
     name: str
     summary: str

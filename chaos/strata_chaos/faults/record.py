@@ -13,9 +13,9 @@ from strata_chaos.faults.schedule import PlannedFault
 class Injury:
     """One planned fault, its effect and the recovery from it. Times are in seconds.
 
-    `leader_s`: from the injection to a new leader's epoch, if there was one. `barrier_s`: until a
-    barrier of every job was released, from the injection, or from healing if `barrier_needed_healing` is true. `whole_s`:
-    from healing until the system was healthy again; None if another fault started before that.
+    `leader_s`: from the injection to the epoch of a new leader, if a new leader was elected. `barrier_s`: from the
+    injection (from healing if `barrier_needed_healing` is true) until every job has had a barrier released.
+    `whole_s`: from healing until the system was healthy again; None if another fault started before that.
     """
 
     planned: PlannedFault

@@ -3,8 +3,8 @@
     backup → more commits → etcd is lost → the duration of the fault → the restore command
 
 Agents and clients run all the time. The fault pauses the coordinators just before the loss, until the observer has
-recorded all of etcd's events. Otherwise the last acknowledged writes would be in no record, and no checker could
-require them.
+recorded all of etcd's events. Without the pause, the last acknowledged writes might be in no record, and no checker
+could require them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strata_chaos.run.system import System
 MORE: Final = 2
 """How many checkpoints should be committed after the backup."""
 MORE_S: Final = 8.0
-"""How long the fault waits for those commits; after that it continues with fewer."""
+"""How long the fault waits for those commits; after that it continues with fewer commits."""
 COMMAND_S: Final = 60.0
 _SETTLE_S: Final = 0.5
 """How long the last requests of paused coordinators may take to reach etcd."""
@@ -60,7 +60,7 @@ class RestoreFault:
     loss: Loss
     command: str
     adopts: bool = True
-    """Whether the command gets the storage roots. If not, commits are lost on purpose, and a checker must report it."""
+    """Whether the command gets the storage roots. If not, commits are lost on purpose: a checker must report that."""
 
     def available(self, backend: str) -> str:
         return ""

@@ -1,8 +1,8 @@
 """The plan of a run: start and duration of each fault, all drawn from one seed before the first fault.
 
-The plan names roles, not processes: the nemesis looks up "the leader" at the time of injection. Its other choices at
-that time (which follower, which pair) follow from the entry's `choice`, a number from the same seed. So a seed gives
-the same plan on every machine, and all its runs aim at the same roles.
+The plan names roles, not processes: the nemesis looks up "the leader" at the time of injection. The nemesis makes its
+other choices (which follower, which pair) by the entry's `choice`, a number from the same seed. So a seed gives the
+same plan on every machine, and all runs of the seed aim at the same roles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strata_chaos.scenario import RandomFaults, Scenario
 class PlannedFault:
     """One fault of a plan. Times count from the start of the plan.
 
-    A scripted fault is `required`: it must take effect. A drawn fault may find nothing to break.
+    A scripted fault is `required`: it must take effect. A drawn fault need not: it may find nothing to break.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """Expectations of a scenario beyond safety, judged from the histories: no member dies, no new generation, and so on.
 
-They cover the time from the first fault to the end of the run. Only recorded facts count, so a saved run is judged the
-same again.
+They cover the time from the first fault to the end of the run. Only recorded facts count, so a second judgement of a
+saved run gives the same result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _finding(name: str, reason: str, record: Record) -> Finding:
 
 
 def _window(history: History) -> tuple[float, float]:
-    """Return when the faults began and when the end of the run began."""
+    """Return when the faults began and when the run's last phase began."""
     begin, end = float("inf"), float("inf")
     for record in _nemesis(history):
         if record.op == "run.phase" and record.args["phase"] == "faults":
@@ -111,7 +111,7 @@ def _barrier(record: Record) -> str:
 
 
 def _save(record: Record) -> str:
-    """Return why a save failed: etcd has it as aborted, or a member got a result other than its commit."""
+    """Return why a save failed: it is aborted in etcd, or a member got another result than the commit."""
     if record.op == "checkpoint.save" and record.error is not None:
         return f"{_whose(record)} ended in {record.error.type}: {record.error.message}"
     if record.op == "checkpoint.save" and not record.result.get("committed"):

@@ -3,13 +3,13 @@
     verdict = judge(Path("runs/7"))
     print(verdict.summary())
 
-It makes two streaming passes: etcd's own events, from which the checkers build their state, then all other records one
-by one. Memory grows by a few dozen bytes an event, so an hour-long run fits;
+It makes two streaming passes. The first reads etcd's own events, from which the checkers build their state. The
+second reads all other records. Memory grows by a few dozen bytes an event, so an hour-long run fits;
 `tests/unit/chaos/judgement/test_judge.py` measures it.
 
 A verdict is *unknown* if the observer's record has a gap, ends early or is missing, or if a file is not a history. An
-unknown verdict claims nothing, but still shows apparent violations. The report names the rules that had nothing to
-judge.
+unknown verdict claims nothing, but still shows apparent violations. The report also names the rules that had nothing
+to judge.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RuleCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict of `judge`. `operations` counts ended ones by (op, outcome); any uncertainty makes it unknown."""
+    """The verdict of `judge`, unknown after any uncertainty. `operations` counts ended operations by (op, outcome)."""
 
     result: Result
     violations: tuple[Violation, ...]

@@ -1,7 +1,8 @@
 """Errors in the logs of coordinators: each error is a finding, even while a fault is in force.
 
-A coordinator logs only impossible events as an *error*: an unexpected exception, a view that differs from etcd.
-Consequences of faults are logged as warnings. So an error is a finding even if the histories show no harm.
+A coordinator logs an *error* only for an event that should be impossible: an unexpected exception, a view that
+differs from etcd. Consequences of faults are logged as warnings. So an error is a finding even if the histories show
+no harm.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SUSPENDED: Final = frozenset({"replica_suspended"})
 
 
 def errors_in_logs(logs: Path, *, expected: Collection[str] = ()) -> list[Finding]:
-    """Return one finding for each event that a coordinator logged as an error, with the first lines of that event.
+    """Return one finding for each event that a coordinator logged as an error, with the first lines of the event.
 
     Events in `expected` are consequences of the run's faults, and give no finding.
     """

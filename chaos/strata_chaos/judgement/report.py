@@ -28,7 +28,7 @@ class Result:
     backend: str
     folder: Path
     scenario_argument: str = ""
-    """The value of `--scenario` that selects the scenario; empty if that value is the scenario's name."""
+    """The value of `--scenario` that selects the scenario; empty if it is the scenario's name."""
     injuries: Sequence[Injury] = ()
     findings: Sequence[Finding] = ()
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def operation_table(operations: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def rule_table(rules: Iterable[RuleCoverage]) -> list[str]:
-    """Return a table of the rules with their counts of judgements and violations, then the rules never judged."""
+    """Return a table of the rules with their counts of judgements and violations, and a list of those never judged."""
     cells: list[tuple[str, ...]] = [("rule", "judged", "broken")]
     cells += [(f"{r.checker}/{r.rule}", str(r.judged), str(r.broken)) for r in rules if r.judged]
     idle = [f"{r.checker}/{r.rule}" for r in rules if not r.judged]

@@ -1,6 +1,6 @@
-"""The present keyspace of the cluster, for aiming faults and measuring recovery.
+"""The present keyspace of the cluster: faults find their targets in it, and recovery is measured by it.
 
-It uses the same mirror of etcd as the replicas. Checkers do not read it: they read the observer's record.
+The monitor uses the replicas' own mirror of etcd. Checkers do not use the monitor: they read the observer's record.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ Again = Callable[[], AbstractAsyncContextManager[Store]]
 
 
 class ClusterMonitor:
-    """Follows one cluster. `run` feeds it until cancelled.
+    """Follows one cluster. `run` keeps it up to date until cancelled.
 
-    A fault that replaces etcd calls `detach` before, and `attach` once the new cluster is up. The monitor then
-    follows the new cluster through a store that `again` opens. Between the two calls it keeps its last state.
+    A fault that replaces etcd calls `detach` before the loss, and `attach` once the new cluster is up. The monitor
+    then follows the new cluster through a store that `again` opens. Between the two calls the monitor keeps its last
+    state.
     """
 
     def __init__(self, store: Store, keys: ClusterKeys, *, again: Again | None = None) -> None:
@@ -85,7 +86,7 @@ class ClusterMonitor:
         return held.replica if held is not None else None
 
     def holds_lead(self) -> bool:
-        """Return whether the instance that the leader key names is registered; if so, it may be alive."""
+        """Return whether the instance that the leader key names is registered, and so may be alive."""
         held = self._leader()
         return held is not None and held.instance in self.replicas().values()
 
@@ -118,7 +119,7 @@ class ClusterMonitor:
     # -- jobs
 
     def job(self, name: str) -> JobView:
-        """Return one job as it is now."""
+        """Return the present state of one job."""
         return JobView(self._mirror.view, self.keys.job(name))
 
     def releases(self, job: str) -> int:

@@ -1,6 +1,6 @@
 """The folder of a run: its inputs, its histories and its reports.
 
-run.json      the scenario, the seed, the plan, the versions: enough to repeat the run
+run.json      the scenario, the seed, the plan, the versions: everything that a repeat of the run needs
 *.jsonl       the histories of observer, nemesis, each workload and its clients
 report.txt    the report for people; report.json holds the same for programs
 logs/         the logs of the run's own programs: observer, workloads, clients

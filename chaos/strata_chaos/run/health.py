@@ -91,7 +91,7 @@ class Health:
         try:
             replicas = client.status().replicas
         except StrataError as error:
-            # after a failure this client would not retry within the time of this check
+            # a client that has failed would not retry within the time of this check
             self._clients.pop(coordinator.name).close()
             return f"{coordinator.name} does not answer: {error.message}"
         for replica in replicas:

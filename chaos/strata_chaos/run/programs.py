@@ -17,7 +17,7 @@ from strata_chaos.scenario import Scenario, Workload
 STOP_S: Final = 30.0
 """How long a workload may take to shut its clients down cleanly."""
 START_S: Final = 60.0
-"""How long a program may take until its first record: starting Python takes seconds on a busy machine."""
+"""How long a program may take until its first record. Starting Python takes seconds on a busy machine."""
 POLL_S: Final = 0.05
 OBSERVER: Final = "observer"
 READERS: Final = 4
@@ -74,7 +74,7 @@ class Programs:
         return placed
 
     async def end_life(self) -> str:
-        """End the observer of this etcd once it has recorded all events; return the problems, in words."""
+        """End the observer of this life of etcd once it has recorded all events; return the problems, in words."""
         observer, self._observer = self._observer, None  # so that `ended` does not report its end
         return "; ".join(await _stopped({OBSERVER: observer} if observer else {}, STOP_S))
 
@@ -90,7 +90,7 @@ class Programs:
             raise Unavailable(late)
 
     async def running(self) -> str:
-        """Return "" once all programs record, and so react to SIGTERM; else a sentence that names the others."""
+        """Return "" once all programs record (only then do they react to SIGTERM), or a sentence about the others."""
         return await self._begun([OBSERVER, *self._workloads])
 
     async def _begun(self, waiting: list[str]) -> str:

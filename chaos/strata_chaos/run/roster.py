@@ -1,7 +1,7 @@
 """The workload processes that faults may kill or freeze, read from the workloads' histories.
 
-A workload writes a record `process.started` with pid and role for each process that a fault may kill or freeze. The
-roster reads new records on demand and skips processes that have ended.
+For each process that a fault may kill or freeze, the workload writes a record `process.started` with pid and role.
+The roster reads new records on demand and skips processes that have ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run from start to report, and the judgement of a saved run. Readers of this package begin here."""
+"""One run from start to report, and the judgement of a saved run. Begin here to read this package."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _logs_to(path: Path) -> Iterator[None]:
 
 
 def check(folder: RunFolder) -> Result:
-    """Judge the histories of a saved run again, and keep the findings that the run itself made."""
+    """Judge the histories of a saved run again; keep the findings that were made during the run."""
     run, scenario, before = folder.run(), folder.scenario(), folder.report()
     result = Result(
         scenario=scenario.name,
@@ -162,11 +162,11 @@ def check(folder: RunFolder) -> Result:
 
 
 OBSERVED = ("recovery", "processes", COMPLAINTS)
-"""Checkers whose findings come from the run itself, because the histories do not show them."""
+"""Checkers whose findings are made during the run, because the histories do not show them."""
 
 
 def judged(result: Result, folder: RunFolder, scenario: Scenario) -> Result:
-    """Return the result plus the findings that checkers and expectations made in the histories."""
+    """Return the result, completed with the findings of checkers and expectations in the histories."""
     verdict = judge(folder.path)
     found = [
         Finding(checker=f"{v.checker}/{v.rule}", message=v.message, evidence=v.evidence)

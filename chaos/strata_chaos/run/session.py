@@ -2,7 +2,7 @@
 
     observer and workloads start → healthy → faults → healthy again → workloads end → observer ends
 
-Results are collected in the `Account`, which is valid even if the run ends early.
+The `Account` collects the results; it is valid even if the run ends early.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from strata_chaos.scenario import Scenario
 BASELINE_S: Final = 90.0
 """How long the system may take to be healthy before the first fault."""
 SETTLE_S: Final = 1.0
-"""Wait after the last client's exit, before the observer's: etcd's events reach the observer within milliseconds."""
+"""Time between the last client's exit and the observer's. etcd's events reach the observer within milliseconds."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S: Final = 0.25
 
@@ -108,7 +108,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[EtcdStore]:
-        """Open a new store, which keeps no state of an earlier etcd."""
+        """Open a new store, which has no state of an earlier life of etcd."""
         endpoints = self._site.cluster.etcd.endpoints
         async with await EtcdStore.connect(endpoints, tls=self._site.etcd_tls) as store:
             yield store
@@ -205,7 +205,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 @contextlib.asynccontextmanager
 async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` while the body runs; a failure of one coroutine ends the body."""
+    """Run all coroutines of `work` while the body runs; if one of them fails, the body ends."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(part) for part in work]
         yield
@@ -215,7 +215,7 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _on_signals(notify: Callable[[], None]) -> Iterator[None]:
-    """On the first signal call `tell` and cancel the task that entered this context; on the second exit immediately.
+    """On the first signal call `notify` and cancel the task that entered this context; on the second exit at once.
 
     After such an exit the guardian processes end all children, as after SIGKILL.
     """

@@ -1,7 +1,7 @@
 """The system under test, for faults and health checks: its parts by name, and which parts a fault has claimed.
 
 Names: `coordinator-1…`, `etcd-1…`, and processes of workloads such as `rank:4711`. A fault claims the parts that it
-breaks, so that no second fault breaks the same parts.
+breaks, so that no other fault breaks them meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Recording(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The running system. `network` is None if hosts have no network of their own; `folder` is the run's."""
+    """The running system. `network` is None if hosts have no network of their own; `folder` is that of the run."""
 
     cluster: LocalCluster
     monitor: ClusterMonitor
@@ -106,5 +106,5 @@ class System:
 
 
 def chosen(rng: random.Random, names: Sequence[str]) -> str:
-    """Return a random one of `names`. They are sorted first, so that the result depends on `rng` alone."""
+    """Return a random one of `names`. The names are sorted first, so that the result depends on `rng` alone."""
     return rng.choice(sorted(names))

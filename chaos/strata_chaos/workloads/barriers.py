@@ -1,8 +1,8 @@
 """The barriers workload: K members of a world pass one barrier round after another, with payloads.
 
 All ranks of a generation follow one plan, determined by seed and generation. It has rounds of all ranks, rounds of a
-subset, rounds with a slow member, and rounds whose deadline is too short for the slow member. A payload names its
-rank and its step of the plan, so it is unique in the whole run.
+subset of the ranks, rounds with a slow member, and rounds whose deadline is too short for the slow member. A payload
+names its rank and its step of the plan, so it is unique in the whole run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def hold(
     index: int,
     payload: bytes,
 ) -> bool | None:
-    """Arrive repeatedly until the outcome is known: True released, False timed out, None broken by a member's death."""
+    """Arrive until the outcome is known: True for released, False for timed out, None for broken by a death."""
     while not stop.is_set():
         try:
             with recorder.operation(
@@ -126,7 +126,7 @@ def hold(
 
 
 def await_newer_world(stop: Stop, rank: RankClient) -> None:
-    """Wait for a while; raise the error of this generation once it has one."""
+    """Wait for a while; raise this generation's error if it has one by then."""
     for _ in range(int(BROKEN_WAIT_S / PAUSE_S)):
         rank.check()
         if stop.wait(PAUSE_S):

@@ -1,7 +1,7 @@
 """The checkpoints workload: K members save real files together and restore them; readers poll `latest`.
 
 The data of a save begin with rank and step, followed by bytes that depend on seed, generation, step, rank and
-process. The history has only the data's sha256, and a checker compares a restore with that.
+process. The history has only the sha256 of the data, and a checker compares the sha256 of restored data with it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
 
 
 def newer(stop: Stop, rank: RankClient) -> bool:
-    """Wait for the end of a generation that can save no more; return False if the session ends instead."""
+    """Wait until the generation, which can save no more, is over; return False if the session ends first."""
     while not stop.wait(PAUSE_S):
         try:
             rank.check()
@@ -72,7 +72,7 @@ def train(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) ->
 
 @contextlib.contextmanager
 def managed(options: Options, rank: RankClient) -> Iterator[CheckpointManager]:
-    """Open a manager; ignore errors of its last saves, which the history already has."""
+    """Open a manager. Ignore the errors of its last saves: the history already has them."""
     manager = CheckpointManager(
         options.storage,
         client=rank,

@@ -1,8 +1,8 @@
-"""The churn workload: members join, leave, die, return, and meet a second process with their worker id.
+"""The churn workload: members join, leave, die and return, and second processes try to join with a living member's id.
 
 Clients with even numbers have sessions (`strata.connect`), clients with odd numbers send heartbeats
-(`CoordinatorClient`). The parent kills some clients by SIGKILL and lets others leave. Each returns as a new process,
-which is a new boot. Now and then the parent starts a *twin*: another process with the id of a living member.
+(`CoordinatorClient`). The parent kills some clients by SIGKILL and lets others leave. Each of them returns as a new
+process, which is a new boot. Now and then the parent starts a *twin*: another process with the id of a living member.
 Coordinators must refuse the twin as long as that member lives.
 """
 

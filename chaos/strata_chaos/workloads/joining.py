@@ -30,7 +30,7 @@ def placed(client: RankClient) -> dict[str, object]:
 def join(
     options: Options, recorder: Recorder, stop: Stop, *, once: bool = False, min_workers: int | None = None
 ) -> RankClient | None:
-    """Join until the client has a place in a world, and return it; None if `stop` is set before.
+    """Join until the client has a place in a world, and return the place; None if `stop` is set first.
 
     `once`: also return None if the join is refused because another process with this id lives. `min_workers` creates
     the job again if a rebuild of the control plane could not recover it; the default is the number of clients.
@@ -60,7 +60,7 @@ def join(
 
 
 def rejoin(options: Options, recorder: Recorder, stop: Stop, client: RankClient) -> bool:
-    """Wait for a place in a newer world and return True; False if the session ends instead."""
+    """Wait for a place in a newer world and return True. Return False if the session ends first."""
     while not stop.is_set():
         try:
             with recorder.operation(

@@ -56,7 +56,7 @@ class Options:
 
     @property
     def worker(self) -> str:
-        """Worker id of this client as a member; ranks get their agent's id from the environment."""
+        """Worker id of this client as a member; a rank gets its agent's id from the environment."""
         return os.environ.get("STRATA_WORKER_ID") or f"{self.job}-{self.client}"
 
     @property
@@ -92,7 +92,7 @@ class Workload:
 
 
 class Stop:
-    """A flag that SIGTERM sets; the main thread then calls the function registered with `at_end`.
+    """A flag that SIGTERM sets; after that the main thread calls the function registered with `at_end`.
 
     Waiters poll the flag, because a signal handler must not take a lock. A handler that calls `threading.Event.set`
     would deadlock if it interrupted a `wait` of the same thread.
@@ -291,7 +291,7 @@ class Fleet:
 
 
 def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int) -> bool:
-    """Create the job with limits that faults cannot exhaust; return False if `stop` is set before that.
+    """Create the job with limits that faults cannot exhaust; return False if `stop` is set first.
 
     By default a job fails after three failed generations in a row without a checkpoint, and in a chaos run
     generations fail all the time. So a founder registers first, with a spec that raises that limit, and then leaves.

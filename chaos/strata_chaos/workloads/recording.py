@@ -32,7 +32,7 @@ DEFINITE: Final = (
     NotFound,
     QuotaExceeded,
 )
-"""Errors that prove that the operation had no effect. After any other error the operation may have had its effect."""
+"""Errors that prove that the operation had no effect. After any other error the effect is unknown."""
 
 
 def outcome_of(error: BaseException) -> Outcome:

@@ -28,7 +28,9 @@ T = TypeVar("T")
 OPEN_S: Final = 10.0
 """How long this node waits for the driver at its start; then it joins without watching devices."""
 EVENTS_S: Final = 1.0
-"""How often the watch polls for XIDs, and so the delay after which it acts on a fatal one."""
+"""How often the watch polls for XIDs (the driver's error events); a fatal XID has an effect after at most this
+delay.
+"""
 SILENT_S: Final = 60.0
 """After this long without an answer of the driver, a warning is logged."""
 
@@ -108,7 +110,7 @@ def _has_hardware() -> bool:
 
 
 class DeviceWatch:
-    """Reports the state of devices, and once for each failed device its permanent failure."""
+    """Reports the state of devices, and the permanent failure of each failed device once."""
 
     def __init__(
         self,

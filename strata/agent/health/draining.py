@@ -1,8 +1,9 @@
 """Drains this member from its job when one of its devices has failed for good.
 
 A stop notice makes the ranks of the generation agree on a step and save it. Then this member leaves, with
-the exit code that tells a scheduler to requeue it elsewhere, and the other members go on without it. A member that
-has no rank (it is a standby, or there is no world) cannot be drained: it leaves by itself before it gets a place.
+the exit code that tells a scheduler to requeue the member on another node. The other members go on. A member
+that has no rank (it is a standby, or there is no world) cannot be drained: it leaves by itself before it gets a
+place.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ log = get_logger()
 
 ASK_S: Final = 30.0
 AGAIN_S: Final = 15.0
-"""How often the drain is requested again. A request has no effect if no coordinator answers, or if the generation has
-another notice already: it can have only one."""
+"""How often the drain is requested again. A request has no effect if no coordinator answers, or if the
+generation has another notice already: a generation has at most one notice.
+"""
 
 
 class Upstream(Protocol):
@@ -51,8 +53,8 @@ async def prepare_devices(
 ) -> OpenDevices | None:
     """Return this node's devices; None if there are none, or `config.devices` is false.
 
-    If there are devices, `environment`, which the ranks inherit, gets the variables that make them record their
-    collectives. `Refused` if a device has failed already: this node would join only to be drained.
+    If there are devices, add to `environment` the variables that make ranks record their collectives. The ranks
+    inherit `environment`. `Refused` if a device has failed already: this node would join only to be drained.
     """
     if not config.devices:
         return None

@@ -132,5 +132,7 @@ class Liveness:
 
 
 def _state(status: bytes) -> str:
-    """Return the kernel's state letter of a process. The kernel escapes a line break in the program's name."""
+    """Return the kernel's state letter of a process. A program's name cannot fake this line: the kernel escapes
+    line breaks.
+    """
     return status.partition(b"\nState:\t")[2][:1].decode()

@@ -1,8 +1,9 @@
 """NVML: reads this host's NVIDIA devices from their driver, with blocking calls from one thread.
 
-The caller passes the library (`pynvml`, of the distribution nvidia-ml-py, or a module with the same functions). A value
-that a device does not offer is None in its reading. The reader detects a device that is lost or needs a reset by the
-error of its calls. XIDs come as events; the reader gets only XIDs that occur after its creation.
+The caller passes the library (`pynvml`, of the distribution nvidia-ml-py, or a module with the same functions).
+A value that a device does not offer is None in the device's reading. The reader detects a device that is lost
+or needs a reset by the error of its calls. XIDs come as events; the reader gets only XIDs that occur after its
+creation.
 """
 
 from __future__ import annotations
@@ -169,7 +170,9 @@ class NvmlReader:
 
 
 class _DeviceCalls:
-    """Calls NVML functions on one device, and records which failures say that it is lost or needs a reset."""
+    """Calls NVML functions on one device, and records the errors that show that the device is lost or needs a
+    reset.
+    """
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
@@ -197,7 +200,7 @@ def _text(value: Any) -> str:
 
 
 def _address(handle: Any) -> Any:
-    """Return the address of a device, which is equal for two handles of the same device."""
+    """Return a device's address; two handles of the same device have equal addresses."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value
     except (ctypes.ArgumentError, TypeError):

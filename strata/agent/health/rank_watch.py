@@ -1,4 +1,4 @@
-"""The agent's watch over its ranks' progress: detects ranks that stall, collects stacks and traces, may evict them."""
+"""The agent's watch over its ranks' progress: detects stalled ranks, collects stacks and traces, may evict ranks."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Ranks(Protocol):
         ...
 
     async def stack(self, rank: int) -> str | None:
-        """Return the stacks of a rank's threads; None if it does not run here or does not answer."""
+        """Return the stacks of a rank's threads; None if the rank does not run here or does not answer."""
         ...
 
     def process(self, rank: int) -> str:
-        """Return the state of a rank's process; "" if it does not run here or cannot be read."""
+        """Return the state of a rank's process; "" if the process is not here or its state is unreadable."""
         ...
 
 

@@ -2,8 +2,9 @@
 
 A rank that uses the library, or that began as a warm process, registers Python's faulthandler for SIGUSR2. The handler
 writes the stacks of all threads into a file that the agent reads. It is C code, so it answers even if the main thread
-is stuck in a collective or a thread holds the GIL. SIGUSR2 ends a process that has no handler. So the agent sends it
-only if the kernel says that the process catches it and the file exists. The rank creates the file after the handler.
+is stuck in a collective or a thread holds the GIL. SIGUSR2 ends a process that has no handler. So the agent
+sends SIGUSR2 only if two things hold: the kernel says that the process catches the signal, and the file exists.
+The rank creates the file after the handler.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 
 SIGNAL = signal.SIGUSR2
 LIMIT_S = 2.0
-"""How long a process may take to answer; a stopped process never does."""
+"""How long a process may take to answer; a stopped process never answers."""
 _STEP_S = 0.02
 _QUIET_STEPS = 5
 """A dump has no end mark: it counts as complete when this many polls in a row have found it unchanged."""

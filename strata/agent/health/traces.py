@@ -1,9 +1,9 @@
 """NCCL's flight recorder: the last collectives of a rank, written to a file when the rank stalls.
 
-torch keeps the last collectives of each process group in a ring. It writes them to a file when its own watchdog gives
-up, or when another process writes to the rank's named pipe. Environment variables name the file and the pipe, and
-both names end in the rank's number. The file stays on its host: it may be large, and is a pickle that Strata never
-reads. People read it with `torchfrtrace`.
+torch keeps the last collectives of each process group in a ring. torch writes the ring to a file when torch's
+own watchdog gives up, or when another process writes to the rank's named pipe. Environment variables name the
+file and the pipe, and both names end in the rank's number. The file stays on the rank's host: it may be large.
+It is a pickle, so Strata never reads it. People read it with `torchfrtrace`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUIET_STEPS: Final = 3
 
 
 def trace_environment(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make ranks record; variables that the user has set stay as they are."""
+    """Return the variables that make ranks record; variables that the user has set stay unchanged."""
     chosen = next((inherited[name] for name in FILE_VARIABLES if inherited.get(name)), "")
     stem = chosen or str(folder / "nccl_trace_rank_")
     variables = dict.fromkeys(FILE_VARIABLES, stem)
@@ -42,7 +42,7 @@ def trace_environment(folder: Path, inherited: Mapping[str, str]) -> dict[str, s
 async def collect_trace(
     environment: Mapping[str, str], rank: int, *, limit_s: float = LIMIT_S
 ) -> tuple[Path, int] | None:
-    """Have a rank write its recording; return the file and its size, or None if there is none.
+    """Have a rank write its recording; return the file and its size, or None if the rank wrote no file.
 
     A file that the rank wrote earlier, when torch's watchdog gave up, is accepted too.
     """

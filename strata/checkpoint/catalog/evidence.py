@@ -1,7 +1,8 @@
 """Evidence from storage alone about an attempt's folder: a good checkpoint, a corrupt one, or no checkpoint.
 
-With two storages, the nearest copy that is proven whole counts for both. A marked but damaged copy never makes a
-checkpoint disappear: another copy replaces it, and the log says so, or the checkpoint is CORRUPT.
+With two storages, the nearest copy that is proven whole counts for both. A checkpoint does not disappear if its copy
+with a marker is damaged. If another copy is whole, that copy counts, and the log reports the damage; else the
+checkpoint is CORRUPT.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def folders(names: Iterable[str]) -> list[Folder]:
 def newer_unknown(storage: Storage, folder: str, known: Collection[str], *, most: int = 10) -> list[Folder]:
     """Return the whole checkpoints that are newer than `folder` and whose attempts are not in `known`.
 
-    Return at most the newest `most`, in order: a catalog that was rolled back lacks the newest checkpoints.
+    Return at most the newest `most`, in order. A catalog that was rolled back does not know these checkpoints.
     """
     parent, _, name = folder.rpartition("/")
     this = Folder.parse(name)

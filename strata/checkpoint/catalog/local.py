@@ -1,24 +1,25 @@
 """A catalog without coordinators: one process at a time, and storage is the source of truth.
 
 A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a generation of its
-own, a number created once in the root. So a process that restored an older step saves checkpoints that are newer than
-any that earlier processes saved after that step. And two processes that save into one root by mistake never share a
-slot (a step in a generation). A process holds its generation's claim, a file, while it lives, so that no other
-process treats its running save as a leftover.
+own, a number that is created only once in the root. So if a process restores an older step, its checkpoints still
+count as newer than those that earlier processes saved after that step. And two processes that save into one root by
+mistake never share a slot (a step in a generation). While a process lives, it holds (locks) its generation's claim
+file, so that no other process treats its running save as a leftover.
 
 An Incremental (1.) records in its folder the attempts to whose images it refers (`uses.json`), then (2.) checks once
-more that its base is the newest checkpoint. A process that deletes a checkpoint, which is never the newest, reads all
-these records. So the images exist as long as the Incremental, even if two processes use one root.
+more that its base is the newest checkpoint. A process never deletes the newest checkpoint, and before it deletes
+another one, it reads all these records. So the images exist as long as the Incremental, even if two processes use one
+root.
 
-The proof of a committed checkpoint is cached: a save reads only names and new folders, so its cost does not depend
-on the number of retained checkpoints. Each save lists the folders again, since another process may add or delete
-some. A checkpoint is proven again when a process restores it, builds on it, or lists it for its user. Each deletion
-proves the newest checkpoint again, because older ones are dispensable only if the newest is good.
+The proof of a committed checkpoint is cached: a save reads only names and new folders, so the cost of a save does not
+depend on the number of retained checkpoints. Each save lists the folders again, since another process may add or
+delete some. A checkpoint is proven again when a process restores it, builds on it, or lists it for its user. Each
+deletion proves the newest checkpoint again, because older ones are dispensable only if the newest is good.
 
 With a second storage, one thread of a process saves while another deletes. A save takes its slot before it writes to
 its folder, and the search for leftovers lists the folders before it reads the slots. A deletion records its folder
 before it looks for references to the folder; a begin records its references before it reads the recorded deletions.
-In each case, at least one of the two threads sees the other. No storage request is made under the lock.
+In each case, at least one of the two threads sees the other's entry. No storage request is made under the lock.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class LocalCatalog:
-    """The checkpoints in the root of `storage`, as the only rank of a world of one.
+    """The checkpoints in the root of `storage`, for the only rank of a world of one.
 
     With a larger `world_size` this is rank 0's catalog: rank 0 seals once every other rank has reported to rank 0
     that its part is durable. `new_id` returns a new random attempt id, `now_unix_ms` the time.
@@ -178,7 +179,7 @@ class LocalCatalog:
         return self._each(self._recall)
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest checkpoint; this process's own are newer than any in a far storage.
+        """Return the newest checkpoint; a checkpoint of this process is newer than any in a far storage.
 
         A checkpoint that this process has proven before is not proven again.
         """
@@ -324,9 +325,10 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, including this process's.
 
-        A folder to whose images a checkpoint refers is not a leftover: the copy of that checkpoint copied them, too.
-        Neither is a folder of a later generation, or of a generation that a process holds: that process may be saving
-        now. A process holds its generation before it makes a folder, so holds are checked after folders are listed.
+        A folder is not a leftover if a checkpoint refers to its images: the images were copied with that checkpoint.
+        A folder of a later generation, or of a generation that a process holds, is no leftover either: its process
+        may be saving now. A process holds its generation before it makes a folder, so holds are checked after folders
+        are listed.
         """
         newest = self._generation or self._newest_generation()
         there = folders(self._storage.list())
@@ -342,7 +344,7 @@ class LocalCatalog:
             )
             and not self._storage.exists(f"{folder.name}/{MARKER}")
         ]
-        # an attempt may have only images to which a copied checkpoint refers: those are in use
+        # a folder may have only images to which a copied checkpoint refers: such a folder is in use
         return [name for name in left if self._is_unused(name)]
 
     # -- inside
@@ -355,7 +357,7 @@ class LocalCatalog:
     def _refer(self, folder: str, request: SaveRequest) -> None:
         """Record the references of the attempt in `folder`; `Refused` unless its base is the newest checkpoint.
 
-        If another process commits a newer checkpoint after this check and then deletes the base, it sees the record.
+        If another process later commits a newer checkpoint and then deletes the base, that process sees this record.
         """
         write_uses(self._storage, folder, request.uses)
         newest = self._latest(self._prove)
@@ -378,7 +380,7 @@ class LocalCatalog:
                 except CheckpointCorrupt as error:
                     raise Refused(f"the attempts that {name} uses are not known: {error.message}") from error
                 if not uses and not self._storage.exists(f"{name}/{MARKER}"):
-                    continue  # it may still record its references
+                    continue  # not cached: the attempt may still record its references
                 self._uses[name] = uses
             if folder in self._uses[name]:
                 return name

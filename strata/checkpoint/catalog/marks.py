@@ -5,7 +5,7 @@
 A checkpoint with a pin or a tag is not deleted. A tag that names a removed attempt has no effect. A tag contains its
 own digest, so that a flipped bit does not turn it into a tag of a removed attempt. A damaged tag may name any
 attempt, so no checkpoint is deleted until that tag is removed or set again; listing and restoring still work.
-Folders, and objects whose names no tag can have, are not tags.
+A folder, or an object whose name is not valid for a tag, is not a tag.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Tags:
 
 
 def tags(storage: Storage) -> Tags:
-    """Return all tags of the root; a damaged one hides no other."""
+    """Return all tags of the root; a damaged tag does not hide the others."""
     found: dict[str, tuple[str, ...]] = {}
     broken: dict[str, str] = {}
     for name in storage.list(_TAGS):

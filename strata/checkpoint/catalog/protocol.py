@@ -1,6 +1,6 @@
 """The `Catalog` protocol: which checkpoints exist, and when one is committed.
 
-There are two implementations: `LocalCatalog` over a storage root, and one over the coordinators in
+There are two implementations: `LocalCatalog` over a storage root, and the coordinators' catalog in
 `strata.client.checkpoints.catalog`. Both may be used from any thread; calls block.
 """
 
@@ -69,7 +69,7 @@ class SavePhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAck:
-    """The report that one rank's part is durable: its manifest's digest, its image's size, the phases' durations."""
+    """The report that one rank's part is durable: its manifest's digest, its image's size, and the phases."""
 
     digest: str
     size_bytes: int
@@ -125,8 +125,8 @@ class Catalog(Protocol):
         """Begin an attempt at the step, or join the existing one, whatever its state.
 
         The images to which an Incremental refers must exist as long as the Incremental. `Refused` or
-        `CheckpointNotFound` if the catalog cannot guarantee that: the base is not committed (any more), or it refers
-        to too many other attempts. Then the rank may begin a Full.
+        `CheckpointNotFound` if the catalog cannot guarantee that: the base is not committed (any more), or the
+        Incremental refers to too many other attempts. Then the rank may begin a Full.
         """
         ...
 
@@ -137,7 +137,7 @@ class Catalog(Protocol):
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
         """Record that the global manifest is durable; every rank must have acked.
 
-        `Conflict` if the seal has another digest for a part than that part's rank acked.
+        `Conflict` if the seal's digest of a part differs from the digest that the part's rank acked.
         """
         ...
 
@@ -172,11 +172,11 @@ class Catalog(Protocol):
         ...
 
     def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
-        """Return the newest good checkpoint with a whole state that is older than `checkpoint`, or None."""
+        """Return the newest good checkpoint that is older than `checkpoint` and has a whole state, or None."""
         ...
 
     def is_deleted(self, checkpoint: CheckpointMetadata) -> bool:
-        """Return whether a checkpoint that was found is deleted, or being deleted."""
+        """Return whether a checkpoint that the catalog returned earlier is deleted, or being deleted."""
         ...
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:

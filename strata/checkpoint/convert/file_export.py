@@ -70,9 +70,10 @@ class Part:
 
 
 def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | None) -> Part:
-    """Return the part to export: `rank`'s, or if None, all ranks', which must be equal; below the key `only`, or all.
+    """Return the part to export: that of `rank` or, if `rank` is None, the part that is equal on all ranks.
 
-    `Refused`, naming the path, if the ranks differ and `rank` is None, or if there is no such rank or key.
+    With `only`, the part has only the values below that key. `Refused`, naming the path, if the ranks differ and
+    `rank` is None, or if there is no such rank or key.
     """
     if rank is not None and not 0 <= rank < len(manifests):
         raise Refused(f"the checkpoint has no rank {rank}, only 0 to {len(manifests) - 1}")

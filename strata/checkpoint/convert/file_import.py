@@ -144,7 +144,7 @@ def _as_exported(path: Path, exported: str, tensors: Mapping[str, StoredTensor])
 
 
 def _own_spec(found: TensorSpec, kind: str, dtype: str) -> TensorSpec:
-    """Return the original spec of a tensor without a safetensors dtype: 128-bit complex, opaque bytes."""
+    """Return the original spec of a tensor whose dtype safetensors lacks: 128-bit complex, opaque bytes."""
     trailing = DTYPES[dtype].trailing
     shape = found.shape[: len(found.shape) - len(trailing)]
     spec = TensorSpec(kind=kind, dtype=dtype, shape=shape)

@@ -1,12 +1,12 @@
 """Copying committed checkpoints from the near storage to the far storage, in a separate thread.
 
-Each rank copies its own files; if the saving world was larger, its other ranks' files are divided among the ranks.
+Each rank copies its own files. If the world that saved had more ranks, the others' files are divided among the ranks.
 Rank 0 copies the global manifest, too. The rank that finds every manifest and image in the far storage writes the
 marker there, with the same bytes as the near marker. So the last rank to finish marks the copy, and ranks exchange no
 messages except the note of a rank that cannot copy its part.
 
-If the far storage is not reachable, the copy is retried until it succeeds; training never waits for it. If a
-checkpoint cannot be copied, because its near copy is corrupt or for an unforeseen reason, the error is reported, and
+If the far storage is not reachable, the copy is retried until it succeeds; training never waits for it. A
+checkpoint cannot be copied if its near copy is corrupt, or after an unforeseen error. Then the error is reported, and
 the next checkpoint is copied. No save builds on a corrupt checkpoint. The first save also continues copies that an
 earlier process left unfinished.
 """
@@ -44,7 +44,7 @@ RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
 POLL_S: Final = 2.0
 """The interval at which a rank checks whether the other ranks are done."""
 OTHERS_S: Final = 600.0
-"""How long `wait` waits while no part of any other rank arrives: long, because the other ranks may be slow."""
+"""The time for which `wait` waits without a new part of another rank: long, because other ranks may be slow."""
 CLOSE_S: Final = 5.0
 _HINT: Final = "they are committed in the near storage; the next save goes on with them"
 
@@ -340,7 +340,7 @@ class Copier:
         self._copy.give_up(replica, error.message, for_all=for_all)
 
     def _lacking(self, replica: Replica) -> str:
-        """Return which files are missing in the copy, as text; "" once it is marked, or if it cannot be completed."""
+        """Return as text which files the copy lacks; "" once the copy is marked, or if it cannot be completed."""
         lacks = ""
         with self._collecting_errors(f"step {replica.step} is not copied", CheckpointError, PartLost):
             if self._is_here(replica) and not (lacks := self._copy.mark(replica)):
@@ -352,7 +352,7 @@ class Copier:
         """Return whether the near checkpoint still exists: retention removes marker, manifest, then the rest.
 
         The marker may also be missing because the storage refused it. Then the catalog proves the commit, and the
-        checkpoint exists if the near manifest does. The far manifest may belong to an unfinished copy.
+        checkpoint exists if the near manifest does. The far manifest proves nothing: its copy may be unfinished.
         """
         near, *_far = tiers_of(self._near)
         return self._near.exists(f"{replica.folder}/{MARKER}") or near.exists(

@@ -160,7 +160,7 @@ def copy_image(
 
 
 def _pieces(size_bytes: int, known: Mapping[int, Piece]) -> Iterator[Piece]:
-    """Yield all pieces of an image in order: the known pieces, and the gaps in pieces of at most a chunk."""
+    """Yield all pieces of an image in order: the known pieces and the gaps, cut into pieces of at most a chunk."""
     at = 0
     for start, piece in sorted(known.items()):
         if start < at:

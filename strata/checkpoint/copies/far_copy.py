@@ -1,10 +1,10 @@
 """Copying one checkpoint to another storage so that no unverified byte is published there.
 
 Every chunk in the copy's manifests is verified against its digest while it is copied, including chunks in images of
-earlier attempts. Bytes may be in the far storage already: an earlier copy was interrupted, or the images of a base
-were copied with an Incremental. Such bytes are read back, unless this process has verified them or they belong to a
-base with a marker. Manifests are verified by the digest that names them. The rank that finds the copy whole writes
-the marker last.
+earlier attempts. Bytes may be in the far storage already, if an earlier copy was interrupted, or if the images of a
+base were copied with an Incremental. Such bytes are read back, unless this process has verified them or they belong
+to a base with a marker. Manifests are verified by the digest that names them. The rank that finds the copy whole
+writes the marker last.
 
 A rank that cannot copy its part writes a note to the far folder, so that the other ranks do not wait for that part.
 """
@@ -82,7 +82,8 @@ class Closed(Exception):
 class FarCopy:
     """One rank's share (of `ranks` shares) of checkpoints copied from `near` to `far`, in one thread.
 
-    `world` identifies this world, not a later one. If `closed` returns True, the copy stops and `Closed` is raised.
+    `world` identifies this world; a later world has another value. If `closed` returns True, the copy stops and
+    `Closed` is raised.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class FarCopy:
         """Try to report to the other ranks that this rank's part will not be copied.
 
         `for_all`: no rank's part will be copied, and each rank that has not begun finds that out itself, as this rank
-        did. So if no rank has begun, no note is written, since no rank would remove it.
+        did. So if no rank has begun, no note is written, since no rank would remove the note.
         """
         if self._ranks == 1 or (for_all and not self._far.list(replica.folder)):
             return
@@ -191,7 +192,7 @@ class FarCopy:
             raise Closed
 
     def _copy_small(self, folder: str, name: str, expected: str) -> None:
-        """Copy a document; `expected` is its digest, or "" if it contains its own."""
+        """Copy a document; `expected` is its digest, or "" if the document contains its own digest."""
         name = f"{folder}/{name}"
         data = read_named(self._near, name, expected) if expected else self._near.read(name)
         try:

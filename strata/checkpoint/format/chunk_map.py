@@ -1,8 +1,8 @@
 """The place of each chunk of a rank's tensors, in the rank's own image or in another image.
 
-A chunk is in the rank's own image, in an image of an earlier attempt (an Incremental), or in another rank's image
-of the same save (a replicated tensor, which is written once). The folders of all attempts of a job have the same
-parent, so an image is named by its attempt's folder and its file.
+A chunk is in the rank's own image, in an image of an earlier attempt (if the save is an Incremental), or in another
+rank's image of the same save (if the tensor is replicated: such a tensor is written once). The folders of all
+attempts of a job have the same parent, so an image is named by its attempt's folder and its file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata.checkpoint.format.manifest import RankManifest
 from strata.errors import CheckpointCorrupt
 
 _OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
-"""The form in which complaints (texts about damage) name objects; without a match, only the checkpoint is known."""
+"""Matches the name of an object in a complaint (a text about damage); a complaint may name only the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class ChunkPlace:
 
 
 def images_of(folder: str, manifest: RankManifest) -> tuple[ImageRef, ...]:
-    """Return the images by the file numbers of `manifest`'s runs, the rank's own first."""
+    """Return the images to which `manifest` refers, in the order of their file numbers; the rank's own is number 0."""
     own = ImageRef(folder=folder.rpartition("/")[2], image=manifest.image, size_bytes=manifest.image_bytes)
     return (own, *manifest.files)
 
@@ -43,7 +43,7 @@ def object_name(folder: str, image: ImageRef) -> str:
 
 
 def objects_in(complaint: str) -> list[str]:
-    """Return the objects that a complaint names, as "folder/file"; may be none."""
+    """Return the names ("folder/file") of the objects that a complaint mentions; the list may be empty."""
     return sorted(set(_OBJECT.findall(complaint)))
 
 
@@ -67,10 +67,10 @@ def known_places(folder: str, manifest: RankManifest) -> dict[str, dict[int, Chu
 def chunk_places(
     folder: str, manifests: Sequence[RankManifest], rank: int
 ) -> dict[str, tuple[ChunkPlace, ...]]:
-    """Return the places of the chunks of each tensor of `rank`, in their order.
+    """Return, for each tensor of `rank`, the places of its chunks in the order of their numbers.
 
     `manifests` are the manifests of all ranks of the checkpoint in `folder`. `CheckpointCorrupt`, naming the tensor,
-    if a chunk of a replicated tensor is in no rank's image, or if ranks have different values of the tensor.
+    if a chunk of a replicated tensor is in no rank's image, or if the ranks' values of the tensor differ.
     """
     manifest = manifests[rank]
     places = known_places(folder, manifest)

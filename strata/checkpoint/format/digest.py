@@ -22,7 +22,7 @@ def digest(data: Bytes) -> str:
 
 
 def named_digest(data: Bytes) -> str:
-    """Return the digest of `data` with the algorithm's name: the form in which the catalog names documents."""
+    """Return the digest of `data` with the algorithm's name; the catalog names documents by such digests."""
     return f"{ALGORITHM}:{digest(data)}"
 
 

@@ -4,11 +4,12 @@ A tensor is stored in one of three ways:
 
 * whole, as the bytes `[start, end)` of the rank's own image;
 * in `runs` of consecutive chunks, each in the rank's own image or in an image of an earlier attempt (an
-  Incremental); the manifest's `files` name those images. Every chunk is in one run, so a restore follows no chain;
-* `replicated`: in runs, too, but a chunk may be in no run; such a chunk is in the image of another rank, whose
+  Incremental); the manifest's `files` name those images. Every chunk is in one run, so a restore follows no chain of
+  manifests;
+* `replicated`: in runs, too, but a chunk may be in no run. Then the chunk is in another rank's image. That rank's
   manifest has the tensor under the same name and with the same digests.
 
-A tensor with a `shard` is a part of a larger tensor, beginning at `offsets`.
+A tensor with a `shard` is a part of a larger tensor; `offsets` are its first indices in the larger tensor.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ KINDS: Final = frozenset({"torch", "numpy", "bytes"})
 MAX_DIMENSIONS: Final = 64
 """The limit of JAX, torch and NumPy."""
 OWN: Final = 0
-"""The file number of a rank's own image; `n` from 1 on is the n-th of the manifest's `files`."""
+"""The file number of a rank's own image. A file number n above 0 means the n-th of the manifest's `files`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """The place of a part in a larger tensor.
 
-    `tensor` names the larger tensor; if empty, both have the same name. A rank may have several parts.
+    `tensor` names the larger tensor; if `tensor` is empty, the part has the same name. A rank may have several parts.
     """
 
     global_shape: tuple[int, ...]
@@ -57,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """An image of an earlier attempt: its folder, which has the same parent as this attempt's, and its size."""
+    """An image, and its attempt's folder; that folder and the referring attempt's folder have the same parent."""
 
     folder: str
     image: str
@@ -122,7 +123,7 @@ class TensorEntry:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, sizes: Sequence[int]) -> TensorEntry:
-        """Return the entry; `sizes` are the sizes of the files that its runs may name. `ValueError` if invalid."""
+        """Return the entry; `sizes` are the sizes of its files, by file number. `ValueError` if invalid."""
         spec = TensorSpec(kind=body["kind"], dtype=body["dtype"], shape=_dimensions(body["shape"]))
         if spec.kind not in KINDS:
             raise ValueError(f"a tensor of {shown(spec.kind)} is unknown")

@@ -20,7 +20,7 @@ from strata.errors import CheckpointError, StorageError
 
 
 def identity_of(record: CheckpointMetadata) -> Identity:
-    """Return the identity that the manifests of `record` carry."""
+    """Return the identity that all manifests of the attempt `record` contain."""
     return Identity(
         step=record.step,
         generation=record.generation,
@@ -42,8 +42,8 @@ def compose(
 ) -> Manifest:
     """Return the global manifest of the parts that all ranks have saved in `folder`.
 
-    `acked` has the digests of acked parts that this process knows; the catalog compares all digests at the seal.
-    `written` has, by digest, the manifests that this process wrote: they are read back but not parsed again.
+    `acked` has, by rank, the digests of acked parts that this process knows; the catalog compares all digests at the
+    seal. `written` has, by digest, the manifests that this process wrote: they are read back but not parsed again.
     `StorageError` if a manifest in storage differs from the acked digest. `CheckpointError`, naming the tensor, if
     the ranks' parts of a tensor do not fit together.
     """

@@ -4,7 +4,7 @@ The header is padded to a multiple of 4096 bytes, so that the data begins at an 
 the file ends with its last tensor. There are no gaps between tensors. Tensors with larger items come first, so that
 each tensor is aligned to its item size.
 
-If the image has only some chunks of a tensor, they are stored as plain bytes: one U8 tensor for each run of
+If the image has only some chunks of a tensor, these chunks are stored as plain bytes: one U8 tensor for each run of
 consecutive chunks, named `weights[3:5]` for the chunks 3 and 4.
 """
 
@@ -62,7 +62,7 @@ def lay_out(
 ) -> Layout:
     """Return the layout of an image of the tensors of `specs`.
 
-    For a tensor in `partly`, the image has only the chunks in the given ranges of numbers; there may be no range.
+    `partly` has, for some tensors, ranges of chunk numbers: the image has only these chunks. There may be no range.
     """
     partly = partly or {}
     items = [_Item(tensor=name, spec=spec) for name, spec in specs.items() if name not in partly]

@@ -1,4 +1,4 @@
-"""Values stored in the JSON text of a tree itself: for plain values of torch's DCP, which have no image.
+"""Values stored in the JSON text of a state's tree, not in an image: the plain values of torch's DCP.
 
     {"x": base64}  bytes         {"e": […]}  set            {"n": ["dtype", "float32"]}     torch.dtype
     {"i": base64}  BytesIO       {"g": […]}  frozenset      {"n": ["device", "cuda:0"]}     torch.device
@@ -23,14 +23,14 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 Json = Any
 
 MAX_BYTES: Final = 64 << 20
-"""The largest bytes object or tensor in a text: parsing takes several times the object's size in memory."""
+"""The largest bytes object or tensor in a tree's text: parsing takes several times the object's size in memory."""
 
 _SETS: Final[dict[str, type]] = {"e": set, "g": frozenset}
 KINDS: Final = frozenset({"x", "i", "a", "n", *_SETS})
 
 
 def to_tree(key: str, value: object, add: Callable[[str, object], Json]) -> Json:
-    """Return the tree of a value of the kinds above, or None for any other; `add` returns the tree of a set's member.
+    """Return the tree of a value of the kinds above, else None; `add` returns the tree of a set's member.
 
     `CheckpointError`, naming the key, for a value that is too large.
     """

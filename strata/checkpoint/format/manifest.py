@@ -1,4 +1,4 @@
-"""The manifests: JSON beside the images that lists the contents of each file and the digests that prove it.
+"""The manifests: JSON documents beside the images; they list the contents of the files and the digests of the bytes.
 
 A rank's manifest lists the digests of every tensor's chunks, the digest of the image's header, and the tree of the
 state. The global manifest lists the ranks' manifests by digest. So the global manifest's own digest (in the catalog's
@@ -53,11 +53,11 @@ _LIMITS: Final[Mapping[str, parsing.Limits]] = {
     "strata-manifest": parsing.MANIFEST,
     "strata-uses": parsing.LIST,
 }
-"""The parsing limits of each kind of document; other kinds have `NOTE`."""
+"""The parsing limits of each kind of document; a kind not listed has the limits `NOTE`."""
 GLOBAL_NAME: Final = "manifest.json"
 MAX_RANKS: Final = 1_000_000
 _MAX_HEADER_BYTES: Final = 8 + parsing.HEADER.size_bytes
-"""The most that safetensors reads of a file before its tensors: the header's length, and the header."""
+"""The most bytes before the tensors of a safetensors file: 8 for the header's length, and the header."""
 
 
 def image_name(rank: int) -> str:
@@ -168,7 +168,8 @@ class Part:
 class Manifest:
     """A whole checkpoint. `predecessor` is (step, generation, attempt) of the previous checkpoint.
 
-    `uses` are the folders of the attempts to whose images it refers; all have the same parent as its own folder.
+    `uses` are the folders of the attempts to whose images the checkpoint refers. These folders and the
+    checkpoint's own folder have the same parent.
     """
 
     identity: Identity
@@ -214,7 +215,7 @@ class Manifest:
         body = read_document("strata-manifest", data, what=what)
         with as_corrupt(what):
             identity = _identity(body)
-            # so that a claimed world of 10^12 ranks allocates nothing: the document must list as many ranks
+            # the document must list as many ranks as it claims, so that a claim of 10^12 ranks allocates nothing
             if len(body["ranks"]) != identity.world_size:
                 raise ValueError(f"it is of {identity.world_size} ranks, and names {len(body['ranks'])}")
             return cls(
@@ -231,7 +232,7 @@ class Manifest:
 def model_hash(manifests: Sequence[RankManifest]) -> str:
     """Return a fingerprint of the weights: equal for equal tensors, no matter when they were saved.
 
-    It covers the tensors below the key `model`, or every tensor of the state if there are none below it. Of tensors
+    It covers the tensors below the key `model`, or every tensor of the state if no tensor is below `model`. Of tensors
     that are neither replicated nor sharded, only rank 0's count. Of sharded tensors every part counts, so another
     partitioning has another fingerprint.
     """
@@ -306,7 +307,7 @@ def predecessor_of(body: Mapping[str, Any]) -> tuple[int, int, str] | None:
 
 
 def _write(kind: str, body: dict[str, Json]) -> bytes:
-    """Return the bytes of a document; `CheckpointError` if it exceeds the limits of readers."""
+    """Return the bytes of a document; `CheckpointError` if it exceeds the limits that readers apply."""
     document = {"format": kind, "version": VERSION, **body}
     data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     try:

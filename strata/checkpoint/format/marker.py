@@ -1,6 +1,6 @@
 """The COMMIT marker: it proves in storage, without the catalog, that a checkpoint is committed.
 
-The first rank or restore that reaches this step writes the marker, once, after the catalog committed. The marker's
+After the catalog has committed, the first rank or restore that reaches this step writes the marker once. The marker's
 bytes follow from the manifest, so all writers write the same bytes. The marker is valid only together with the
 manifest, the ranks' manifests and every image.
 """
@@ -96,7 +96,7 @@ def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manife
 def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
     """Return every rank's manifest, verified.
 
-    `CheckpointCorrupt` also if an image is missing, including those of earlier attempts.
+    `CheckpointCorrupt` also if an image of this attempt or of an earlier one is missing.
     """
     manifests = []
     elsewhere: dict[str, int] = {}
@@ -128,7 +128,8 @@ def read_marker(storage: Storage, folder: str) -> Marker | None:
 def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
     """Return the manifest and its digest if storage alone proves `folder` to be committed.
 
-    Return None without a marker; `CheckpointCorrupt` if there is a marker and anything else is missing or damaged.
+    Return None if there is no marker; `CheckpointCorrupt` if there is a marker and anything else is missing or
+    damaged.
     """
     marker = read_marker(storage, folder)
     if marker is None:

@@ -1,4 +1,4 @@
-"""Validation of a state's tree, which may come from elsewhere, before anything is built from it.
+"""Validation of a state's tree, which another program may have written, before anything is built from it.
 
 `unflatten` and the other functions that walk a tree rely on this validation: every node is of a known kind and has
 the parts of that kind, and containers are nested no deeper than a save allows.
@@ -47,7 +47,7 @@ def check_names(tree: Json, known: Collection[str]) -> None:
 
 
 def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
-    """Return the tree; replace each opaque value whose bytes (in `texts`, by name) are JSON by the value."""
+    """Return the tree with opaque values decoded, if their bytes are JSON; `texts` has the bytes, by name."""
     if isinstance(tree, dict) and tree.get("b") in texts:
         with contextlib.suppress(ValueError):  # a value that torch's own planner pickled stays opaque bytes
             return _plain_tree(bytes(texts[tree["b"]]))
@@ -124,7 +124,7 @@ def _items(node: dict[str, Any]) -> list[Json]:
 
 
 def _check_key(key: Any) -> None:
-    """Raise `ValueError` unless a mapping's key is a number that JSON lacks, or a tuple of plain values."""
+    """Raise `ValueError` unless a non-plain key of a mapping is a number that JSON lacks, or a tuple of valid keys."""
     if type(key) is dict and len(key) == 1:
         if type(key.get("u")) is list:
             for part in key["u"]:

@@ -27,7 +27,7 @@ def write_uses(storage: Storage, folder: str, uses: Collection[str]) -> None:
 
 
 def forget_uses(storage: Storage, folder: str) -> None:
-    """Remove the record and the folder, which has nothing else yet."""
+    """Remove the record and the folder, which contains nothing else."""
     storage.delete(f"{folder}/{NAME}")
     storage.delete_folder(folder)
 
@@ -52,7 +52,7 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
 
 
 def _of_manifest(storage: Storage, folder: str) -> frozenset[str]:
-    """Return the references of an attempt without a record, from its manifest: it is a Full, or the record was lost."""
+    """Return the references of an attempt without a record (a Full, or the record was lost) from its manifest."""
     with contextlib.suppress(CheckpointCorrupt):  # an attempt that cannot be read needs no images
         marker = read_marker(storage, folder)
         if marker is not None:

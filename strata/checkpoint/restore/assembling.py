@@ -1,6 +1,6 @@
 """Boxes of tensors assembled from the parts that ranks saved, with every byte verified.
 
-If a whole part is needed, as one consecutive run of the result, it is read straight into its place. For any other
+If a part is needed whole, and is one consecutive run of the result, it is read straight into its place. For any other
 part, the chunks that contain the needed bytes are read into separate memory and verified; then the needed bytes are
 copied into the result.
 """
@@ -174,8 +174,8 @@ class _Memory:
 class _Read:
     """Chunks of one part of `shape`, beginning with number `first`, and the position in memory to read them to.
 
-    The position is their final place or, if `aside`, separate memory: then `copy` copies the box to the tensor, which
-    is at `begin`.
+    The position is the chunks' final place or, if `aside`, separate memory. Then `copy` copies the box to the tensor,
+    which begins at `begin`.
     """
 
     request: RequestedTensor

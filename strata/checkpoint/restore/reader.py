@@ -3,8 +3,8 @@
 The chain of proof: the catalog's record (or the marker) has the digest of the global manifest. The global manifest has
 the digests of the ranks' manifests. These have the digest of each header and of each chunk of each tensor.
 
-In a world of another size, a rank whose number the saving world also had gets its own part. A rank with a higher
-number gets rank 0's part, except for values that differed between the saving ranks.
+In a world of another size, each rank gets the part that the rank of the same number saved. If the saving world had
+no rank of this number, the rank gets rank 0's part, except for values that differed between the saving ranks.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def load(
 ) -> Loaded:
     """Return the part of the checkpoint in `folder` for `rank`, in memory from `lend`, or in new memory.
 
-    Tensors saved in parts are read from all ranks' images: with `state`, those that it needs; without `state`, all
-    of them, whole. `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from the saved one. The
-    error does not reference memory of this read, so that reading another copy next takes no additional memory.
+    Tensors saved in parts are read from all ranks' images. With `state`, only the parts that it needs are read;
+    without `state`, all are read whole. `CheckpointCorrupt`, naming the file and the tensor, if a byte differs from
+    the saved one. The error does not reference memory of this read, so that reading another copy next takes no
+    additional memory.
     """
     try:
         return _load(storage, folder, manifest_digest, rank, threads, state, lend)

@@ -24,9 +24,9 @@ class _Unborn:
 
 
 def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """Return the tensors of `specs` that the state needs, each with an example of its distribution, or None.
+    """Return the tensors of `specs` that the state needs.
 
-    None instead of an example: the tensor is needed whole.
+    Each has an example (a tensor that is distributed in the same way), or None if the tensor is needed whole.
     """
     found: dict[str, Any] = {}
     for name, target in _walk(tree, state, outermost=True):
@@ -41,7 +41,7 @@ def wanted(tree: Json, state: Any, specs: Mapping[str, TensorSpec]) -> dict[str,
 
 
 def _walk(tree: Json, target: Any, *, outermost: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value in the target's place) for each tensor or opaque bytes of the tree."""
+    """Yield (name, the target's value at the same place) for each tensor or opaque bytes of the tree."""
     if isinstance(tree, dict) and "b" in tree:
         yield tree["b"], None
         return

@@ -142,7 +142,7 @@ def _check_sequence(saved: Saved, key: str, target: list[Any] | tuple[Any, ...],
 
 
 def _check_state(saved: Saved, key: str, here: Any, tree: Json) -> None:
-    """Check the tensors that an object has already against the saved ones; the object checks the rest in its load."""
+    """Compare an object's existing tensors with the saved ones; `load_state_dict` checks the rest."""
     if is_distributed(here) or spec_of(key, here) is not None:
         if not _is_tensor(tree):
             raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")

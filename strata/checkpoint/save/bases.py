@@ -1,8 +1,8 @@
 """Choosing the base of an incremental save: the newest checkpoint, as this rank saved it.
 
 An Incremental becomes a Full in these cases, and the log names the case: there is no checkpoint yet; the base's
-manifest, or an image that the save would refer to, is damaged; a restore or a copy reported the base as damaged;
-most of the state has changed; the unchanged chunks are spread over too many attempts.
+manifest is damaged; an image to which the save would refer is damaged; a restore or a copy reported the base as
+damaged; most of the state has changed; the unchanged chunks are spread over too many attempts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The request to the catalog, and how to write the snapshot: the changes if there is a `delta`, else all of it.
+    """The request to the catalog, and the way to write the snapshot: only the changes if `delta` is set, else all.
 
     `digests` are the chunk digests that are known already, of some tensors or of all. `base` has the places of
     the base's chunks. `beside` is the parent of the base's folder.
@@ -53,7 +53,7 @@ class Plan:
         return Plan(request=request)
 
     def for_record(self, record: CheckpointMetadata, folder: str) -> Plan:
-        """Return the plan for the attempt `record`, whose folder is `folder`; without a delta if the bases differ.
+        """Return the plan for the attempt `record` in `folder`; it has no delta if the attempt has another base.
 
         The rank that began the attempt may have chosen another base for all ranks. A manifest can refer only to
         folders with the same parent as its own folder.
@@ -63,7 +63,7 @@ class Plan:
         return self
 
     def shared(self, shares: Mapping[str, range], specs: Mapping[str, TensorSpec], digests: Digests) -> Plan:
-        """Return the plan that writes only the chunks in `shares` of those tensors; `digests` are known."""
+        """Return the plan that writes, of each tensor in `shares`, only the given chunks; `digests` are known."""
         delta = compare(specs, digests, self.base, shares) if self.delta is not None else None
         return dataclasses.replace(self, digests=digests, delta=delta)
 
@@ -72,7 +72,7 @@ class DamagedCheckpoints:
     """The attempts of which this process found a copy damaged: no save of this process refers to their chunks.
 
     A restore may have read undamaged bytes from another copy or an older checkpoint. Without this set, the next save
-    would not write those bytes, but refer to the damaged ones, which may belong to an attempt before the restored one.
+    would not write those bytes, but refer to the damaged ones. These may belong to an attempt before the restored one.
     An entry loses its effect once a Full is the new base. May be used from any thread.
     """
 
@@ -87,7 +87,7 @@ class DamagedCheckpoints:
             self._folders |= {_attempt(folder), *holds}
 
     def among(self, folders: Iterable[str]) -> str:
-        """Return the first of these attempts that was reported damaged, or ""."""
+        """Return an attempt among `folders` that was reported damaged, or ""."""
         return min(self._folders & {_attempt(folder) for folder in folders}, default="")
 
 
@@ -105,7 +105,7 @@ def choose(
     damaged: DamagedCheckpoints,
     threads: int = DEFAULT_THREADS,
 ) -> Plan:
-    """Return the plan for saving the snapshot; only an Incremental needs a choice.
+    """Return the plan for saving the snapshot; only an Incremental needs a base.
 
     Each rank chooses for itself. A rank that cannot use the base writes its part whole, even in an Incremental
     that another rank began.
@@ -160,7 +160,7 @@ def _manifest_of(storage: Storage, folder: str, base: CheckpointMetadata, rank: 
 
 
 def digests_of(snapshot: Snapshot, names: Collection[str], *, threads: int) -> Digests:
-    """Return the chunk digests of at least these tensors, once they are copied."""
+    """Return the chunk digests of at least these tensors, once the tensors are copied."""
     if snapshot.digests is not None:
         return snapshot.digests
     snapshot.wait(max((snapshot.places[name].end for name in names), default=0))
@@ -172,8 +172,8 @@ def digests_of(snapshot: Snapshot, names: Collection[str], *, threads: int) -> D
 def _check_images(storage: Storage, folder: str, delta: Delta) -> None:
     """Raise `StorageError` unless every image that the delta refers to exists with its recorded size.
 
-    With two tiers, only the near one is checked: a save goes there, and a checkpoint committed there must not
-    depend on the far one. The images' bytes are not read again; a restore verifies them.
+    With two tiers, only the near one is checked: saves go to the near tier, and a checkpoint committed in the near
+    tier must not depend on the far one. The images' bytes are not read again; a restore verifies them.
     """
     written = tiers_of(storage)[0]
     for image in sorted(delta.images, key=lambda image: (image.folder, image.image)):

@@ -1,14 +1,14 @@
 """Which tensors are equal on all ranks in one save: each rank computes the answer from the same messages.
 
-Pure. The *fingerprint* of a tensor is a hash of its name, kind, dtype, shape and bytes. A tensor is equal on
-all ranks if every rank has sent its fingerprint. All ranks receive the same messages, stage by stage, so all
+Pure. The *fingerprint* of a tensor is a hash of its name, kind, dtype, shape and bytes. A tensor is equal on all
+ranks if every rank has sent the same fingerprint for it. All ranks receive the same messages, stage by stage, so all
 compute the same result.
 
-    stage 0    one digest of all fingerprints: if the digest is the same on all ranks, every tensor is; done
+    stage 0    one digest of all fingerprints: if all ranks have the same digest, every tensor is equal: done
     stage 1    a digest and a count for each group of names: which groups differ
     stage 2 …  the fingerprints in the groups that differ, page by page
 
-A message never exceeds the limit. Fingerprints that do not fit count as different, which is always safe: each
+A message never exceeds the limit. Fingerprints that do not fit count as different. This is always safe: each
 rank then writes its own tensor.
 """
 
@@ -42,7 +42,9 @@ def fingerprint(name: str, spec: TensorSpec, digests: Sequence[str]) -> bytes:
 
 
 class Comparison:
-    """One rank's side of the comparison: send `message()`, pass all messages to `receive`, until `message()` is None.
+    """One rank's side of the comparison.
+
+    Until `message()` is None, the caller sends it to all ranks, and passes the messages of all ranks to `receive`.
 
     `fingerprints` are this rank's, by name. `limit_bytes` is the longest message, the same on all ranks.
     """

@@ -15,7 +15,7 @@ from strata.errors import CheckpointError, StrataError, Unavailable
 log: Final = logging.getLogger("strata.checkpoint")
 
 Progress = Callable[["CheckpointInfo"], None]
-"""Called by one of the writing threads at a time, after each block; an exception from it ends the save."""
+"""Called after each block, by one writing thread at a time; an exception from it ends the save."""
 
 
 class CheckpointInfo:
@@ -102,8 +102,8 @@ class CheckpointInfo:
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call `callback` after the commit, before waiters on the event `committed` wake.
 
-        If the save is committed already, call it in this thread. Otherwise the writing thread calls `callback`: it
-        must not block, and its exception is only logged.
+        If the save is committed already, call `callback` in this thread. Otherwise the writing thread calls
+        `callback`: it must not block, and its exception is only logged.
         """
         with self._changed:
             if not self.committed:
@@ -114,13 +114,13 @@ class CheckpointInfo:
     def cancel(self) -> bool:
         """Request that the save be aborted on all ranks; return False if it has ended already.
 
-        The save may still commit if its commit is in progress; `wait` then returns, otherwise it raises.
+        The save may still commit if its commit is in progress; `wait` then returns; otherwise `wait` raises.
         """
         self.cancelled.set()
         return not self.done
 
     def give_way(self) -> None:
-        """Abort this save on all ranks, since it or an earlier save waits for storage. It counts as dropped, not failed."""
+        """Abort this save on all ranks, as dropped rather than failed: this or an earlier save waits for storage."""
         self.gives_way = True
         self.cancelled.set()
 

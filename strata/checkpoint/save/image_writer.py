@@ -1,8 +1,8 @@
 """Writing one rank's image: its whole snapshot, its share of replicated tensors, or the chunks changed since the base.
 
 A whole image is hashed while it is written, straight from the snapshot's memory. A chunk that was hashed already,
-to compare it with a base or with other ranks, is not hashed again. An image without some of the chunks is assembled
-from the remaining ones.
+to compare it with a base or with other ranks, is not hashed again. An image that lacks some chunks is assembled
+from its other chunks.
 """
 
 from __future__ import annotations

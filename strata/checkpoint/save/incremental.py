@@ -1,8 +1,8 @@
 """Which chunks of a state an Incremental writes, and the places of the others in earlier images.
 
 Each chunk is compared by digest with the same chunk of the same tensor in the base. For an equal chunk the manifest
-repeats the base's reference: the image that has the bytes, however old. So the manifest of an Incremental lists
-every chunk, and a restore follows no chain of manifests.
+repeats the base's reference to the image that has the bytes, however old the image is. So the manifest of an
+Incremental lists every chunk, and a restore follows no chain of manifests.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def compare(
 ) -> Delta:
     """Return the changes since `base`, which has the places of an earlier checkpoint's chunks.
 
-    Other ranks have the tensors in `shares` as well; of these, this rank writes only the given chunks.
+    Other ranks have the tensors in `shares` as well; of these tensors, this rank writes only the given chunks.
     `changed_bytes` counts the changes of the whole state, including chunks that other ranks write: this rank compares
-    them with its earlier digests (`before`). So Full or Incremental does not depend on the size of a rank's share.
+    them with its earlier digests (`before`). So the choice of Full or Incremental does not depend on a rank's share.
     """
     shares, before = shares or {}, before or {}
     kept: dict[str, dict[int, ChunkPlace]] = {}
@@ -110,7 +110,7 @@ def compare(
 
 
 def rows(numbers: Iterable[int]) -> Iterator[range]:
-    """Yield the runs of consecutive numbers in `numbers`, which ascend."""
+    """Yield the runs of consecutive numbers in `numbers`; these must ascend."""
     for _, row in itertools.groupby(enumerate(numbers), key=lambda each: each[1] - each[0]):
         found = [number for _, number in row]
         yield range(found[0], found[-1] + 1)
@@ -161,7 +161,7 @@ def image_pieces(layout: Layout, views: Mapping[str, memoryview]) -> list[memory
 
 
 def _kept_runs(kept: Mapping[int, ChunkPlace], files: dict[ImageRef, int]) -> Iterator[Run]:
-    """Yield one run for chunks that are consecutive in their file; give each new file the next number in `files`."""
+    """Yield a run for each sequence of consecutive chunks in a file; give each new file the next number in `files`."""
     places = [
         (number, files.setdefault(place.image, len(files) + 1), place.offset)
         for number, place in sorted(kept.items())

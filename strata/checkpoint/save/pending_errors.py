@@ -80,7 +80,7 @@ class PendingErrors:
         raise first
 
     def print_all(self) -> None:
-        """Print the errors on stderr: the process ends, and they were not raised."""
+        """Print the errors on stderr, because the process ends before they were raised."""
         for info in self._infos:
             if info.unreported:
                 print_on_stderr(

@@ -1,8 +1,8 @@
 """Which tensors of a state are replicated on all ranks, so that each rank writes only its share of them.
 
 The caller declares these tensors, by paths of the state. If the ranks do not compare their tensors (`sharing`), the
-parameters of a module in torch's DistributedDataParallel are also declared: they are equal on all ranks. The
-module's buffers are not: each rank has its own until the next forward pass. Every rank hashes all declared tensors;
+parameters of a module in torch's DistributedDataParallel are also declared: they are equal on all ranks. The module's
+buffers are not declared: each rank has its own until the next forward pass. Every rank hashes all declared tensors;
 if two ranks differ, the save fails.
 """
 
@@ -30,7 +30,7 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Replication:
-    """The declaration of rank `rank` of `ranks`: all under `paths` is replicated and, with `finds`, DDP parameters.
+    """Rank `rank` of `ranks` declares as replicated: all tensors under `paths` and, if `finds`, DDP parameters.
 
     `mesh` is the rank's place, (index, size), in each named dimension of the partitioning.
     """

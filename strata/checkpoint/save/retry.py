@@ -1,15 +1,15 @@
-"""`SaveRetry`: a save is held, not lost, while the storage has a transient failure.
+"""`SaveRetry`: a save is held (kept and retried) while the storage has a transient failure.
 
     a write is refused ─▶ held ─▶ tried again after 1, 2, 4 … 30 s ─▶ accepted: the save goes on
                             │                                      └─▶ `grace_s` over: the save ends
                             └─▶ the attempt is aborted or cancelled: the hold ends
 
-All refused objects of all saves share one grace until a checkpoint is committed: a storage that accepts one object
-in ten completes no checkpoint.
+Until a checkpoint is committed, one grace covers all refused objects of all saves. An accepted object does not renew
+the grace: a storage that accepts only one object in ten completes no checkpoint.
 
 Each try writes the whole object again, from the save's snapshot. With two tiers, each try writes the object to the
-near tier or, if that refuses it, to the far one; a reader takes each object from the tier that has it. The writer's
-thread does all of this; `hold` may be read from any thread.
+near tier or, if the near tier refuses the object, to the far one; a reader takes each object from the tier that has
+it. The writer's thread does all of this; `hold` may be read from any thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class HoldOver(CheckpointAborted):
-    """A held save ended without a checkpoint. It counts as dropped: the process reacts to the hold's end already."""
+    """A held save ended without a checkpoint. It counts as dropped: the process reacts to the end of the hold."""
 
 
 class SaveRetry:
@@ -110,7 +110,7 @@ class SaveRetry:
 
     @contextlib.contextmanager
     def excusing(self, what: str) -> Iterator[None]:
-        """Log a transient refusal, not raise it: the next save repeats this work. `what` begins the log line."""
+        """Log a transient refusal, which is not raised: the next save repeats this work. `what` begins the log line."""
         try:
             yield
         except StorageError as error:
@@ -121,7 +121,8 @@ class SaveRetry:
     def _held(self, error: StorageError, step: int) -> float:
         """Record a refusal; return the seconds for which the save may still be held."""
         before, reason, now_s = self.hold, error.transient, self._now()
-        # A refusal longer ago than the grace was another outage, except within one hold: one try may outlast the grace.
+        # If the last refusal is longer ago than the grace, it was an earlier outage. This does not apply within one
+        # hold: one try may outlast the grace.
         if self._since_s is None or (before is None and now_s - self._refused_s > self.grace_s):
             self._since_s = now_s
         self._refused_s = now_s

@@ -4,7 +4,7 @@
                                                     └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
 
 A step that fails for a transient reason of the storage is tried again (`retry`). Any other failure before the
-commit, even before this rank has begun, aborts the attempt for all ranks, so that no rank waits for this one. Each
+commit, even before this rank has begun, aborts the attempt for all ranks, so that no rank waits for this rank. Each
 step is announced to `on_step`; crash tests end the process in that callback.
 
 torch's DCP begins saves itself and knows when all parts are complete. For such callers `part`, `ack`, `commit`,
@@ -74,7 +74,7 @@ class Saver:
     """Saves of one rank. The wait for the other ranks may last `commit_timeout_s` plus the time for which a rank
     may hold its part (`retry`).
 
-    `threads` threads hash and write one image. No save builds on a checkpoint in `doubted`. With an `exchange`,
+    `threads` threads hash and write one image. No save builds on a checkpoint in `damaged`. With an `exchange`,
     the ranks compare their tensors, and write each tensor that is equal on all ranks only once.
     """
 
@@ -124,7 +124,7 @@ class Saver:
             snapshot, plan = self._compared(record, snapshot, plan, info)
             record, manifest = self._to_commit(record, folder, snapshot, plan, info)
         except BaseException as error:
-            # Whatever the error is, the other ranks must not wait for this one.
+            # Whatever the error is, the other ranks must not wait for this rank.
             record = self.abort(record, error)
             if record.state is not CheckpointState.COMMITTED:
                 info.dropped = record.reason.startswith(DROPPED)  # another rank may have aborted the save
@@ -133,9 +133,9 @@ class Saver:
         return self.mark(record, folder, manifest, info)
 
     def fail(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
-        """Abort, for all ranks, a save that cannot begin here; return the aborted record, or None if that failed.
+        """Abort, for all ranks, a save that cannot begin here; return the aborted record, or None if the abort failed.
 
-        Without the abort, the other ranks would wait for this one until their timeout.
+        Without the abort, the other ranks would wait for this rank until their timeout.
         """
         try:
             record = self.give_up(request, reason)

@@ -30,7 +30,7 @@ MAX_COMPARED: Final = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a tensor: its start and its length in each dimension."""
+    """A rectangular part of a tensor: its start and its length in each dimension."""
 
     offsets: Shape
     shape: Shape
@@ -149,7 +149,7 @@ def _is_grid(boxes: Sequence[Box]) -> bool:
 def sources(requested: Box, pieces: Sequence[Box]) -> list[tuple[int, Box]] | None:
     """Return the number of each piece that overlaps `requested`, with the overlap; None if elements are missing.
 
-    Two pieces are either equal or do not overlap; of equal pieces only the first is returned.
+    Two pieces that overlap must be equal; of equal pieces only the first is returned.
     """
     found: list[tuple[int, Box]] = []
     seen: set[Box] = set()

@@ -3,7 +3,7 @@
     each rank hashes its tensors ─▶ all compare (`Exchange`) ─▶ equal: written once, in shares
                                                             └▶ different: each rank writes its own
 
-The ranks compare the tensors anew in each save, after the attempt has begun and before they write a byte of the
+The ranks repeat the comparison in each save, after the attempt has begun and before they write a byte of the
 image. If the ranks' plans differed, the save could not be committed: every rank's manifest has the digests of all
 chunks of a shared tensor, and `check_replicas` proves that the digests are the same and each chunk was written.
 """
@@ -38,8 +38,8 @@ class Exchange(Protocol):
     ) -> Sequence[bytes]:
         """Return the message of every rank at this stage of the attempt's comparison, in the order of ranks.
 
-        `CheckpointAborted` if the attempt is aborted or `cancelled` is set, `CheckpointError` if a rank takes no
-        part, `Unavailable` if not all messages arrive in time.
+        `CheckpointAborted` if the attempt is aborted or `cancelled` is set, `CheckpointError` if a rank does not
+        take part, `Unavailable` if not all messages arrive in time.
         """
         ...
 

@@ -1,7 +1,7 @@
 """`AsyncCheckpointWriter`: saves that cost the trainer one copy of the state.
 
-`write` copies the state into an arena and returns. One thread takes the saves in turn to storage and to the
-catalog. There are two arenas, so at most two saves are in flight; `WhenFull` decides about a third one. With
+`write` copies the state into an arena (reused memory) and returns. One thread takes the saves in turn to storage and
+to the catalog. There are two arenas, so at most two saves are in flight; `WhenFull` decides about a third one. With
 `low_memory` there is no arena: `write` returns when the state is written.
 
 An error is never lost. `info.wait()` raises it; else the next `write`, `check_for_errors`, `wait_until_finished` or
@@ -63,7 +63,7 @@ class WhenFull(StrEnum):
 
 
 class AsyncCheckpointWriter:
-    """Writes one rank's states in the background. One user thread, one process.
+    """Writes one rank's states in the background, for one thread of one process.
 
     A program that ends with an error waits at most `failing_grace_s` for a save without progress, because the
     other ranks may never reach that save. None: no limit, because there are no other ranks.
@@ -112,9 +112,9 @@ class AsyncCheckpointWriter:
                 arena.prepare(image_bytes(flat))
 
     def lend(self, size_bytes: int) -> memoryview:
-        """Return memory to read a checkpoint into: an arena's, if no save is in flight.
+        """Return memory to read a checkpoint into: an arena's, if one is free.
 
-        An arena's pages are allocated already, or reading into them allocates them for the first save.
+        An arena's memory is preferred: its pages are allocated already, or are then allocated for the first save.
         """
         with self._changed:
             if self._arenas and not self._low_memory:
@@ -174,7 +174,7 @@ class AsyncCheckpointWriter:
     def _raise_earlier(self, request: SaveRequest) -> None:
         """Raise the error of an earlier save; in that case drop this save on all ranks.
 
-        A dropped save is not a failure. A failure would be raised by the other ranks' next saves, which would fail.
+        This save is dropped rather than failed: a failure would make the other ranks' next saves fail, too.
         """
         ignores, self._ignores_errors_once = self._ignores_errors_once, False
         if ignores:
@@ -229,7 +229,7 @@ class AsyncCheckpointWriter:
         return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
 
     def _abort_in_background(self, request: SaveRequest, reason: str) -> None:
-        """Have the thread abort this save, so that no other rank waits for this one; return before it is done."""
+        """Have the thread abort this save, so that no other rank waits for this rank; return before the abort."""
         if self._saver.catalog.world_size > 1:
             self._hand_over(_Failed(request=request, reason=reason))
             self._finish_if_ending()
@@ -256,7 +256,7 @@ class AsyncCheckpointWriter:
     def _drop(self, reason: str) -> Arena | None:
         """Drop the newest save that has not begun, for all ranks; return its arena, or None.
 
-        Return only once the abort is recorded: until then the other ranks wait for this one.
+        Return only once the abort is recorded: until then the other ranks wait for this rank.
         """
         with self._changed:
             job = next((job for job in reversed(self._waiting) if isinstance(job, _Job)), None)
@@ -359,7 +359,7 @@ class AsyncCheckpointWriter:
     # -- the thread
 
     def _hand_over(self, job: _Job | _Failed) -> None:
-        """Give the job to the writing thread; if no thread can start (at exit, say), do the job in this one."""
+        """Give the job to the writing thread; if no thread can start (at exit, say), do it in the calling thread."""
         with self._changed:
             self._in_flight += 1
             self._waiting.append(job)
@@ -370,7 +370,7 @@ class AsyncCheckpointWriter:
                 pass
 
     def _finish_if_ending(self) -> None:
-        """If the exit handler has run already, wait for the saves and print errors, because it does not run again."""
+        """If the exit handler has run already, wait for the saves and print errors: the handler runs only once."""
         if self._exiting or (self._thread is None and not threading.main_thread().is_alive()):
             self._at_exit()
 

@@ -1,6 +1,6 @@
 """Copies of CUDA tensors to host memory that overlap with training.
 
-All copies of a snapshot run on a stream of their own, after the current stream's earlier work. The current stream
+All copies of a snapshot run on a separate stream, after the current stream's earlier work. The current stream
 then waits for the copies, on the device: any later change of a tensor comes after its copy, and the host never
 waits. The tensors that a torch optimizer of the state owns (its parameters and its own tensors) change only in
 `step` of the optimizer. So the current stream waits for their copies only at the next step, and forward and backward
@@ -64,7 +64,7 @@ def is_on_device(value: object) -> bool:
 
 
 def optimizers_in(state: object) -> list[Any]:
-    """Return the torch optimizers of a state whose tensors only their `step` changes."""
+    """Return a state's torch optimizers, except any whose tensors may change outside `step`."""
     torch = sys.modules.get("torch")
     return list(_optimizers(torch, state)) if torch is not None else []
 

@@ -25,7 +25,7 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_WIPEONFORK: Final = 18
 _MADV_KEEPONFORK: Final = 19
 _MADV_POPULATE_WRITE: Final = 23
-"""Constants of Linux (the last three since 4.14 and 5.14); the mmap module lacks them before Python 3.14."""
+"""Constants of Linux (18 and 19 since 4.14, 23 since 5.14); the mmap module lacks them before Python 3.14."""
 _SMALL_BYTES: Final = 64 << 10
 """Below this size a plain copy is faster than releasing the interpreter's lock."""
 
@@ -63,7 +63,7 @@ _READ_ONLY: Final = 0x100
 
 
 def address_of(data: Bytes) -> int:
-    """Return the address of a contiguous buffer's first byte; valid as long as the buffer is."""
+    """Return the address of a contiguous buffer's first byte; the buffer must outlive each use."""
     buffer = _Buffer()
     _get_buffer(data, ctypes.byref(buffer), 0)
     try:
@@ -99,7 +99,7 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
 
     The size is `size_bytes` rounded up to a multiple of `PAGE_BYTES`. If not `inherited`, a forked child sees zeros.
     The memory stays mapped in the child. Otherwise the child could map other memory at the same addresses, and
-    freeing its copy of this object would unmap that other memory.
+    freeing the child's copy of this object would unmap that other memory.
     """
     whole_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     lead = HUGE_PAGE_BYTES if whole_bytes >= HUGE_PAGE_BYTES else 0
@@ -121,7 +121,7 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
 
 
 def keep_in_children(block: memoryview) -> None:
-    """Give children forked from now on a copy of a whole block that was allocated as not `inherited`.
+    """Let children that are forked from now on inherit a whole block that was allocated as not `inherited`.
 
     Must not be called while a device writes into the block: if a fork shared the block's pages, the parent's next
     write to a page could move that page, and the device would write to the old page.
@@ -151,7 +151,7 @@ class Held:
 class Arena:
     """One block of memory, reused and grown to the largest snapshot so far.
 
-    `held` is the image at the arena's beginning, or None; code that writes to the arena sets `held`.
+    `held` is the image at the arena's beginning, or None; code that writes to the arena must set `held`.
     """
 
     def __init__(self) -> None:

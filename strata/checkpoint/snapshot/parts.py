@@ -1,7 +1,7 @@
-"""The local parts of a distributed tensor: boxes of it, and which processes have the same boxes.
+"""The local parts of a distributed tensor: boxes (rectangular parts), and the processes that have the same boxes.
 
-torch's DTensor (FSDP2, tensor parallelism) and ShardedTensor describe their parts. A tensor of another library has
-`__strata_parts__()`, which returns a `Distributed`, and `__strata_like__(parts)`, which makes a tensor like it.
+torch's DTensor (FSDP2, tensor parallelism) and ShardedTensor describe their parts. A tensor of another library needs
+`__strata_parts__()`, which returns a `Distributed`, and `__strata_like__(parts)`: a tensor distributed like it.
 No library is imported here.
 """
 
@@ -104,7 +104,7 @@ def _of_dtensor(key: str, value: Any) -> Distributed:
         raise CheckpointError(f"{key} is a DTensor with a Partial placement", hint="redistribute it first")
     spec, mesh = _spec(key, value), value.device_mesh
     coordinate = mesh.get_coordinate()
-    if coordinate is None:  # this process is not part of its mesh
+    if coordinate is None:  # this process is not in the tensor's mesh
         return Distributed(spec=spec, parts=())
     replica, replicas, copied = 0, 1, []
     for dimension, placement in enumerate(value.placements):

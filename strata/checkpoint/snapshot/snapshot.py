@@ -1,4 +1,4 @@
-"""Copies of the state that the trainer no longer changes.
+"""Copies of the state; the trainer changes only the state, not the copies.
 
 The trainer's thread copies into one of a fixed number of arenas and goes on. The writer's thread reads the beginning
 of the arena while the rest is still being copied. A snapshot has the layout of its image, header included, at an
@@ -43,8 +43,8 @@ __all__ = ["Arena", "Snapshot", "take_snapshot"]
 class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
-    `pieces` are the bytes of the image, one after the other; `views` are the bytes of each tensor. All may be read
-    after `wait()`, the first n after `wait(n)`. `kept` is the object that owns the bytes, if that is not an arena.
+    `pieces` are the bytes of the image, one after the other; `views` are the bytes of each tensor. All bytes may
+    be read after `wait()`, the first n after `wait(n)`. `kept` owns the bytes; None if an arena does.
     `shards` has, for each tensor that is a part, its place in the larger tensor. `shares` has this rank's chunks of
     tensors that other ranks have as well. `mesh` is the rank's place in the partitioning. `digests` are the chunk
     digests of each tensor, if known already; otherwise `on_hashed` is called with the digests once computed.
@@ -233,7 +233,7 @@ def shares_of(flat: Flat) -> dict[str, range]:
 
 
 class _Plain(NamedTuple):
-    """A chunk of a tensor: its target, and its source in plain memory, or None if it is copied already."""
+    """A chunk of a tensor: its target, and its source in plain memory; no source if it is copied already."""
 
     tensor: str
     number: int
@@ -242,7 +242,7 @@ class _Plain(NamedTuple):
 
 
 def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
-    """Return the copy of all chunks that are not copied yet; `begin` is the target's offset of the first.
+    """Return the `Staging` of all chunks not copied yet; `begin` is the offset of the first chunk's target.
 
     The chunks are views of the tensors of `kept`, and the views do not keep those tensors alive.
     """
@@ -261,7 +261,7 @@ def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
 def _copy_and_hash(
     plain: Sequence[_Plain], before: Mapping[str, Sequence[str]], threads: int
 ) -> dict[str, tuple[str, ...]]:
-    """Copy each chunk whose digest differs from the arena's, `before`; return the digests of all chunks."""
+    """Copy each chunk whose digest differs from the arena's (`before`); return the digests of all chunks."""
     runs, found = groups([len(one.into) for one in plain], CHUNK_BYTES), [""] * len(plain)
 
     def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a snapshot's copy, so that its first blocks are written while its last ones are being copied.
+"""The progress of a snapshot's copy, so that the first blocks are written while the last ones are being copied.
 
 The trainer's thread copies in runs, from the image's beginning to its end, and marks each run as copied. The
 writer's thread waits for the bytes of a block before it reads them.

@@ -1,7 +1,7 @@
 """A training state as a tree of plain values, with tensors beside it.
 
 The tree is JSON. Values that JSON has are written as they are (None, booleans, integers, finite floats, text). Any
-other value is an object with one letter for its kind:
+other value is a JSON object whose first key is the letter of its kind:
 
     {"t": name}  tensor          {"d": [[key, value]…], "c": class, "m": metadata}  mapping
     {"b": name}  opaque bytes    {"l": […]}  list       {"u": […]}  tuple
@@ -10,8 +10,8 @@ other value is an object with one letter for its kind:
 Values stored in the text itself, without an image beside it, have further kinds: see `inline`.
 
 `name` is the tensor's name in the image: its path in the state, joined by dots. An object with `state_dict()` is
-saved as that call's result. A tensor that occurs twice in the state is written once. For a tensor distributed over
-several processes (a DTensor, say), the tree has the name of the whole tensor, and the image has the local parts.
+saved as the result of this call. A tensor that occurs twice in the state is written once. For a tensor distributed
+over several processes (a DTensor, say), the tree has the name of the whole tensor, and the image has the local parts.
 Nothing is pickled: a value of any other kind is an error that names its key.
 """
 
@@ -264,7 +264,7 @@ def _key(tree: Json) -> Any:
 # -- plain values -----------------------------------------------------------------------------
 
 _OTHER: Final = object()
-_MAX_INT_BITS: Final = 8192  # Python parses no longer integers from text
+_MAX_INT_BITS: Final = 8192  # below Python's limit for parsing integers: 4,300 digits
 
 
 def _plain(key: str, value: object) -> Json:

@@ -23,7 +23,7 @@ COPY_THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """A dtype's storage in an image: if safetensors lacks it, each value is `trailing` items of another dtype."""
+    """A dtype's storage in an image: if safetensors lacks the dtype, each value is `trailing` items of another."""
 
     safetensors: str
     item_bytes: int

@@ -1,8 +1,8 @@
 """Files written and read with direct I/O, past the page cache, if the file system allows it.
 
 Direct I/O takes whole pages at aligned addresses. So the partial pages at both ends of a write go through the page
-cache (never a part of a page directly and a part through the cache), and memory that is not aligned is copied through
-an aligned buffer. If a file system refuses direct I/O (tmpfs, some overlays and network file systems), all bytes go
+cache; no page is written half directly and half through the cache. Memory that is not aligned is copied through an
+aligned buffer. If a file system refuses direct I/O (tmpfs, some overlays and network file systems), all bytes go
 through the page cache.
 """
 
@@ -43,7 +43,7 @@ _LASTING: Final = frozenset(
 )
 """Errors about a permission, a name or a setting."""
 _WRITING: Final = frozenset({"create", "write", "begin", "finish"})
-"""The operations that create folders: if a folder cannot be created, the error is not a missing object."""
+"""The operations that create folders: their ENOENT means a folder that cannot be created, not a missing object."""
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """The errors of file systems that do not support an operation."""
 

@@ -47,7 +47,7 @@ def open_storage(
 
 
 def refusal(uri: str, *, nonce: Callable[[], str]) -> str:
-    """Return in a few words the transient reason why no object can be written below `uri`, or "" without such a reason.
+    """Return in a few words the transient reason why no object can be written below `uri`; "" if there is none.
 
     Return "" also if the folder does not exist, and for errors that are not transient: the next save reports them
     better. The call returns when the storage has answered; S3 may take half a minute.

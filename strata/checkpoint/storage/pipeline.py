@@ -117,8 +117,8 @@ def write_image(
     """Write `pieces` one after the other to a sink that has begun; return the digests of `chunks`.
 
     `chunks` are consecutive parts of the pieces; if given, the last chunk must end where the pieces end. `known` has
-    the digest of each chunk, or "" if it must be computed. Before a block is read from memory, `ready` is called
-    with n: the first n bytes of the pieces must be ready. The caller must finish the sink.
+    the digest of each chunk, or "" if it must be computed. Before a block is read from memory, `ready(n)` is
+    called; it must return only once the first n bytes of the pieces are ready. The caller must finish the sink.
     """
     joined = _Joined(pieces, block_bytes=block_bytes)
     blocks = -(-joined.size_bytes // block_bytes)
@@ -145,7 +145,7 @@ def write_image(
 
 
 def groups(sizes: Sequence[int], limit: int) -> list[range]:
-    """Return runs of neighbours whose sizes add up to about `limit`."""
+    """Return ranges of consecutive items whose sizes add up to about `limit`."""
     found, first, total = [], 0, 0
     for index, size in enumerate(sizes):
         total += size

@@ -1,7 +1,7 @@
 """Where a storage root is: a folder, or a prefix of a bucket; parsed from the user's path or URI.
 
 A URI is decoded once. It is rejected if it has parts that a client would drop silently (a user, a query, a fragment),
-parts that lead outside (`..`), or characters that two clients would encode differently.
+parts that lead outside the root (`..`), or characters that two clients would encode differently.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A root is used without coordinators (`standalone`) or with them (`coordinated`). With coordinators each job has a
 folder, whose owner is `coordinated:<lineage of the cluster>/<job>`. The owner is checked because two catalogs over one
-root would each delete the checkpoints that they do not know. A cluster restored from a backup has the lineage of the
-previous cluster, and so owns that cluster's folders.
+root would each delete the checkpoints that they do not know. A cluster keeps its lineage through
+restores of etcd. So a cluster restored from a backup owns the previous cluster's folders.
 
 The document also has a random `id`. If two hosts read different ids at the same path, they do not share the
 storage. Documents that another client wrote may have no id.

@@ -1,4 +1,4 @@
-"""S3 requests other than data transfers, by boto3: small objects, conditional writes, listing, deletion, the sweep.
+"""S3 requests other than data transfers, by boto3: small objects, conditional writes, listing, deletion, aborts.
 
 **Conditional writes.** `create` sends `If-None-Match: *`, so exactly one of several writers creates the object. If
 the reply is lost, boto3 repeats the request, finds the writer's own object, and gets 412. Therefore each writer puts
@@ -322,7 +322,7 @@ def _body(answer: dict[str, Any], most_bytes: int) -> bytes:
 
 @functools.cache
 def _loader() -> Any:
-    """Return the loader of boto3's service descriptions: it is slow, so all sessions share one."""
+    """Return the loader of boto3's service descriptions; all sessions share it, because loading is slow."""
     return botocore.loaders.create_loader()
 
 

@@ -1,8 +1,8 @@
 """Objects in a bucket of S3, or of a server that speaks S3.
 
 obstore transfers the data, boto3 sends all other requests. S3 itself guarantees that an object exists whole or not at
-all. An upload that never completed is aborted when its folder is deleted, or by the sweep. S3 has no locks: a hold is
-a separate object, which is renewed with each write. A hold that was not renewed for a day has expired.
+all. An incomplete upload is aborted when its folder is deleted or, after a day, by the next sweep. S3 has no locks: a
+hold is a separate object, which is renewed with each write. A hold that was not renewed for a day has expired.
 """
 
 from __future__ import annotations

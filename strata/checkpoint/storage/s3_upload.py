@@ -66,7 +66,7 @@ class S3Sink:
         self._size_bytes = -1
         self._large = False
         self._lock = threading.Lock()
-        """The thread that holds it sends the chunks."""
+        """The thread that holds the lock sends the chunks."""
         self._chunks: dict[int, Bytes] = {}
         self._taken_bytes = 0
         """The number of bytes of a large object that were sent: the offset of the next due chunk."""

@@ -15,7 +15,7 @@ from strata.checkpoint.format.digest import Bytes
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, InvalidArgument, StorageError
 
 OnStep = Callable[[str], None]
-"""Called with the name of each step before the step; a test may end the process there."""
+"""Called with the name of each step before the step; a test may end the process at that step."""
 
 
 def unobserved(*_: object, **_named: object) -> None:

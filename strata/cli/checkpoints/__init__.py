@@ -1,7 +1,7 @@
 """`strata checkpoints`: list, verify, pin, tag, delete, copy and rewind to checkpoints.
 
-The commands read a job's catalog from a coordinator, or with `--storage` a storage root alone. `retention` and
-`rewind` need a coordinator.
+The commands read a job's catalog from a coordinator. With `--storage` they read only a storage root.
+`retention` and `rewind` need a coordinator.
 """
 
 from __future__ import annotations

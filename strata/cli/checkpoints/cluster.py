@@ -1,6 +1,7 @@
 """Checkpoints of a job, as the coordinators' catalog records them.
 
-The catalog records which checkpoints exist and which may be deleted. This host may not reach their objects.
+The catalog records which checkpoints exist and which may be deleted. It may be that this host cannot reach
+their objects.
 """
 
 from __future__ import annotations
@@ -190,7 +191,9 @@ class ClusterSource:
     # -- deletion
 
     def remove(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid the use of a checkpoint, and remove the copies that this host reaches; other hosts remove theirs."""
+        """Forbid the use of a checkpoint, and remove the copies that this host reaches; other hosts remove
+        their copies.
+        """
         self.client.call(
             DeleteCheckpointRequest(job=self.client.job, step=checkpoint.step, attempt=checkpoint.id)
         )

@@ -82,7 +82,7 @@ def export_checkpoint(
 ) -> None:
     """Write a checkpoint's tensors to one file: safetensors, NumPy's .npz or torch's .pt.
 
-    Every byte is verified on its way; the file appears whole or not at all.
+    Every byte is verified; the file appears whole or not at all.
 
     Example: strata checkpoints export latest model.safetensors --only model --job gpt
     """
@@ -118,9 +118,9 @@ def import_file(
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
-    """Save the tensors of another program's file as a checkpoint. Nothing in it is executed.
+    """Save the tensors of another program's file as a checkpoint. No code in the file is executed.
 
-    As the program of `strata run --job NAME --` it makes a checkpoint of that job.
+    Run by `strata run --job NAME --`, this command makes a checkpoint of that job.
 
     Example: strata checkpoints import model.safetensors --step 0 --storage /data/checkpoints
     """
@@ -191,9 +191,9 @@ def repair(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Make a whole checkpoint of two damaged copies of it, in a new storage root.
+    """Make a whole checkpoint from two damaged copies of it, in a new storage root.
 
-    Each file and each chunk is taken from the copy that has it as it was saved, and the result is verified. Neither
+    Each file and each chunk is taken from a copy in which it is intact, and the result is verified. Neither
     copy is changed.
 
     Example: strata checkpoints repair 5000 --storage /data/checkpoints --replica s3://bucket/ckpt --to /data/repaired

@@ -62,7 +62,7 @@ def retention(
 ) -> None:
     """Show which checkpoints of a job are kept and why; with --keep-count, set the rules first.
 
-    A manager with a keep_count of its own sets them again whenever the job starts.
+    A CheckpointManager with its own keep_count sets its rules again whenever the job starts.
 
     Example: strata checkpoints retention --keep-count 3 --keep-every-steps 1000 --job gpt
     """
@@ -97,7 +97,7 @@ def retention(
 
 
 def _fate(found: GetRetentionResponse, name: str) -> str:
-    """Return, as text, which copies retention keeps and deletes: it may differ from tier to tier."""
+    """Return, as text, which copies retention keeps and deletes: the answer may differ from tier to tier."""
     why = f"stays: {found.kept[name]}" if name in found.kept else ""
     if name in found.going:
         why = f"to be deleted where no rule keeps it; {why}" if why else "to be deleted: no rule keeps it"
@@ -131,9 +131,9 @@ def rewind(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Rewind a job: its next generation, which follows at once, begins from this checkpoint.
+    """Rewind a job: a new generation begins immediately, from this checkpoint.
 
-    Later checkpoints stay in the catalog, and count no more. Asks first, unless --yes.
+    Later checkpoints stay in the catalog, but no longer count as the newest. Asks first, unless --yes.
 
     Example: strata checkpoints rewind 5000 --job gpt
     """

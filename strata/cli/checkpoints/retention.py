@@ -123,7 +123,7 @@ def delete(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Delete a checkpoint and its files. The latest one, and pinned or used ones, stay.
+    """Delete a checkpoint and its files. It refuses to delete the latest, a pinned or a used checkpoint.
 
     Asks first, unless --yes.
 
@@ -146,7 +146,7 @@ def collect(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Remove files that crashes and interrupted deletions left, and with --keep-count old checkpoints.
+    """Remove files that crashes and interrupted deletions left; with --keep-count, also old checkpoints.
 
     Saves in progress stay, and so do the latest, pinned, tagged and used checkpoints.
 

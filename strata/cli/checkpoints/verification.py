@@ -41,9 +41,9 @@ def verify_checkpoints(
     *,
     looking: SourceOptions,
 ) -> None:
-    """Read a checkpoint and say whether every byte is the one that was saved. Changes nothing.
+    """Read a checkpoint and say whether every byte is still as it was saved. Changes nothing.
 
-    Ends with code 1 when one is not, and names every file and tensor that differs.
+    If not, the exit status is 1, and the output names every file and tensor that differs.
 
     Example: strata checkpoints verify latest --storage /data/checkpoints
     """

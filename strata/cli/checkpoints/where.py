@@ -114,7 +114,7 @@ def catalog_of(
 def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = False) -> CheckpointMetadata:
     """Return the checkpoint that `word` names: the newest committed match, else the newest match.
 
-    `alone`: the action cannot be undone, so a word that matches several checkpoints is refused. Raise
+    `alone`: refuse a word that matches several checkpoints, because the action cannot be undone. Raise
     `CheckpointNotFound` if no checkpoint matches.
     """
     found = _named(known, word)

@@ -74,7 +74,7 @@ def of_days(what: str, whose: str, counts: Validity, now: dt.datetime, *commands
 
 
 def renewal(cert_file: Path, ca_file: Path | None) -> tuple[str, ...]:
-    """Return the command that renews a certificate made by `strata certs`; nothing if the file has another name.
+    """Return the command that renews a certificate made by `strata certs`; nothing unless the file is named cert.pem.
 
     The command names the authority's folder if it is beside the certificate's folder, as `make-certs` writes the two.
     """
@@ -124,7 +124,7 @@ def _where(commands: tuple[str, ...]) -> str:
 
 
 def _authorities(given: Credentials, now: dt.datetime, *, what: str) -> Iterator[Finding]:
-    """Check the trusted authority that expires first. Its expiry is only a warning while another authority is valid."""
+    """Check the trusted authority that expires first. The expiry is only a warning while another one is valid."""
     if given.ca_file is None:
         return
     try:

@@ -126,7 +126,7 @@ class ClockReading:
 
     @property
     def is_off(self) -> bool:
-        """Whether the clocks differ by more than `OFFSET_S` beyond the error of the reading."""
+        """Whether the clocks differ by more than `OFFSET_S` plus the error of the reading."""
         return abs(self.offset_s) - self.error_s > OFFSET_S
 
     def __str__(self) -> str:
@@ -149,7 +149,9 @@ def read_clock(
 
 
 def clock_findings(readings: Sequence[ClockReading]) -> Iterator[Finding]:
-    """Judge the replicas' clocks. If most of them are off in the same direction, this host's clock is wrong."""
+    """Judge the replicas' clocks. If most replicas' clocks are off in the same direction, this host's clock is
+    wrong.
+    """
     if not readings:
         return
     off = [reading for reading in readings if reading.is_off]
@@ -195,7 +197,7 @@ def _each(
                 answered.add(client.status().answered_by)
                 with contextlib.suppress(
                     StrataError
-                ):  # the replica answers, but without an HTTP API it returns no time
+                ):  # the replica answers, but a replica without an HTTP API returns no time
                     readings.append(read_clock(lambda: client.resource("/cluster")))
         except Unavailable as error:
             if is_suspended(error.message):

@@ -49,7 +49,7 @@ def machine() -> Iterator[Finding]:
 
 
 def clock() -> Finding:
-    """Check that the wall clock is synchronized. No safety property depends on it."""
+    """Check that the wall clock is synchronized. No safety property depends on the clock."""
     libc = ctypes.CDLL(None, use_errno=True)
     state = libc.adjtimex(ctypes.create_string_buffer(512))  # modes 0: read only
     if state < 0:

@@ -2,7 +2,7 @@
 
 A mark is a small file with the host's name and the path of the root on that host. Each run removes marks older than
 an hour. Ages are measured on the file system's clock, which sets the times of all marks. A mark's name has the suffix
-of unfinished files, so no listing shows it.
+of unfinished files, so no listing shows the mark.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Mark:
 
 
 def shared_findings(root: Path, mount: Mount | None, *, marking: bool) -> Iterator[Finding]:
-    """Check by marks that other hosts see this root if `marking`; else report the command for that check."""
+    """If `marking`, check by marks that other hosts see this root; else report the command for that check."""
     command = f"strata doctor --shared --storage {shlex.quote(str(root))}"
     if not marking:
         if mount is not None and mount.network:

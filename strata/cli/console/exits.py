@@ -32,7 +32,7 @@ class Exit(IntEnum):
     PREEMPTED = exit_codes.PREEMPTED
     """The job was preempted: requeue it."""
     DO_NOT_REQUEUE = exit_codes.DO_NOT_REQUEUE
-    """The job failed for a reason that would also fail a retry."""
+    """The job failed for a reason that would make a retry fail too."""
 
 
 _BY_CLASS: tuple[tuple[type[StrataError], Exit], ...] = (

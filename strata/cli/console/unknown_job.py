@@ -12,7 +12,8 @@ _LIMIT_S: Final = 2.0
 
 
 def naming_jobs(error: NotFound, found: ClientConfig) -> NotFound:
-    """If the error reports that the command's job does not exist, return it with existing jobs' names in its hint.
+    """If the error reports that the command's job does not exist, return the error with existing jobs' names in
+    the hint.
 
     Return any other error unchanged, and also if no coordinator lists a job for this caller.
     """

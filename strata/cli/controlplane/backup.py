@@ -62,8 +62,8 @@ def backup(
 ) -> None:
     """Take a snapshot of etcd from a healthy member, and store it with a .json that describes it.
 
-    A backup counts once its .json is there. Then the oldest beyond --keep are removed. Run it from a timer:
-    docs/operate/backup.md.
+    A backup counts once its .json is written. Then the oldest backups are removed, so that --keep stay. Run it
+    from a timer: docs/operate/backup.md.
 
     Example: strata controlplane backup --to /mnt/backups --etcd host1:2379,host2:2379,host3:2379
     """
@@ -96,7 +96,7 @@ def backup(
 
 @app.command()
 def backups(place: Place, cluster: Cluster = None, as_json: Json = False) -> None:
-    """List the backups in a place, newest first. One that is unfinished does not count.
+    """List the backups in a place, newest first. Unfinished backups are left out.
 
     Example: strata controlplane backups /mnt/backups
     """
@@ -127,7 +127,7 @@ def verify(
 ) -> None:
     """Read a backup once, and report whether it is intact: exit status 0 if it is, 1 if not.
 
-    Its size and SHA-256 must match its .json, and its content the SHA-256 that etcd wrote at its end.
+    The backup's size and SHA-256 must match its .json. Its content must match the SHA-256 that etcd wrote at its end.
 
     Example: strata controlplane verify /mnt/backups
     """

@@ -98,8 +98,9 @@ def restore(
 ) -> None:
     """Restore the control plane from a backup, and complete it from storage.
 
-    Checkpoints that were committed after the backup are adopted, and checkpoints removed since are left out. Coordinators
-    may run: they wait meanwhile, and go on by themselves. Shows its plan, and asks before it writes.
+    Checkpoints that were committed after the backup are adopted, and checkpoints that were removed after it are
+    left out. Coordinators may run: they wait during the restore, and then go on by themselves. Shows its plan,
+    and asks before it writes.
 
     Example: strata controlplane restore --from /mnt/backups --storage /mnt/checkpoints --etcd host1:2379
     """
@@ -143,8 +144,8 @@ def rebuild(
 ) -> None:
     """Rebuild the control plane from storage alone: etcd is lost, and there is no backup.
 
-    Every committed checkpoint is there again, and each job goes on from its newest. Limits, phases, pins, tags, retention and
-    history are not in storage: the next run of a job brings its limits.
+    Every committed checkpoint is in the catalog again, and each job goes on from its newest checkpoint. Limits,
+    phases, pins, tags, retention and history are not in storage: the next run of a job brings its limits.
 
     Example: strata controlplane rebuild --storage /mnt/checkpoints --storage s3://bucket/runs --etcd host1:2379
     """
@@ -233,7 +234,7 @@ def _read_snapshot(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The keys to write, and their sources: the surveys of storage, and the keys that etcd holds."""
+    """The keys to write, and their sources: the surveys of storage, and the keys that are in etcd."""
 
     base: Base
     why: str
@@ -272,7 +273,7 @@ class _Work:
         return self._planned(base, f"restored from {base.source}", surveys, held)
 
     def plan_in_place(self) -> _Plan:
-        """Plan a restore of the keys that etcd holds."""
+        """Plan a restore of the keys that are in etcd."""
         from strata.controlplane.restoring import base_in_place  # noqa: PLC0415  # slow to import
 
         held = self._held()
@@ -288,7 +289,7 @@ class _Work:
         return self._planned(base, "rebuilt from storage", surveys, self._held())
 
     def again(self, plan: _Plan, held: Keyspace) -> _Plan:
-        """Plan again, once no other process writes; do not read checkpoints again that the earlier plan verified."""
+        """Plan again, once no other process writes; checkpoints that the earlier plan verified are not read again."""
         from strata.controlplane.restoring import base_in_place  # noqa: PLC0415  # slow to import
         from strata.controlplane.storage_search import survey  # noqa: PLC0415  # likewise
 

@@ -125,10 +125,10 @@ def defrag(
         float, typer.Option("--timeout-s", min=0.1, help="Seconds within which a member must be back.")
     ] = 60.0,
 ) -> None:
-    """Give free space of etcd's databases back, one member at a time, the leader last.
+    """Free unused space in etcd's databases, one member at a time, the leader last.
 
-    A member answers nothing meanwhile, so it is refused if the other healthy voters are no quorum.
-    Ctrl-C ends it after the member that is being defragmented. Running it again does no harm.
+    A member answers nothing while it is defragmented, so the command refuses if the other healthy voters are no
+    quorum. Ctrl-C ends the command once the present member is defragmented. Running it again does no harm.
 
     Example: strata etcd defrag --compact --etcd e1:2379,e2:2379,e3:2379
     """
@@ -182,8 +182,8 @@ def alarm(
 ) -> None:
     """List etcd's alarms, or switch them off once their cause is removed.
 
-    NOSPACE goes off if each member's database takes less than 90 % of etcd.quota_bytes, CORRUPT once the
-    member that raised it was replaced.
+    NOSPACE goes off if each member's database takes less than 90 % of etcd.quota_bytes. CORRUPT goes off once
+    the member that raised it is replaced.
 
     Example: strata etcd alarm --disarm --etcd e1:2379,e2:2379,e3:2379
     """

@@ -1,6 +1,6 @@
 """`strata etcd defrag`: defragmentation of etcd, one member at a time.
 
-1. Read all members' health; refuse if the other healthy voters are no quorum, since the next member stalls meanwhile.
+1. Read all members' health; refuse if the other healthy voters are no quorum, since the next member stalls in step 2.
 2. Defragment that member: followers first, the leader last.
 3. Wait until the member answers and knows a leader again; continue with step 1.
 """
@@ -25,7 +25,9 @@ POLL_S: Final = 0.1
 SETTLE_S: Final = 0.5
 """A compaction counts as completed once the used size of the database has not shrunk for this long."""
 _SHRUNK: Final = 0.99
-"""A database still shrinks if its used size is below this ratio of the last measurement: writes continue meanwhile."""
+"""A database still shrinks if its used size is below this ratio of the last measurement. Writes also change the
+size a little.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

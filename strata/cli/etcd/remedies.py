@@ -64,7 +64,7 @@ UNKNOWN: Final = Connection(endpoints=("ETCD",))
 def no_space_remedy(connection: Connection, *, voters: int) -> tuple[str, ...]:
     """Return the commands that clear the alarm NOSPACE: etcd must free space before the alarm can be switched off.
 
-    A cluster of one voter stalls during the defragmentation, which is acceptable: it already refuses writes.
+    A cluster of one voter stalls during the defragmentation. This is acceptable, since it already refuses writes.
     """
     stall = ("--stall-all",) if voters == 1 else ()
     return connection.command("defrag", "--compact", *stall), connection.command("alarm", "--disarm")

@@ -1,10 +1,10 @@
 """`strata etcd replace-member`: replacement of a lost etcd member.
 
     1. Read the members' health; refuse if the named member is healthy, or if the others are no quorum.
-    2. Remove it.
-    3. Add it again at its peer URL as a learner: a learner has no vote, so the quorum does not grow.
-    4. The operator starts it on its host with an empty data directory.
-    5. Wait until it has started and caught up; promote it.
+    2. Remove the named member.
+    3. Add the member again, at its peer URL, as a learner: a learner has no vote, so the quorum does not grow.
+    4. The operator starts the learner on its host with an empty data directory.
+    5. Wait until the learner has started and caught up; promote it.
 
 A second run finds the learner that the first run added, and continues with step 5. A learner that has not started has
 no name, so only `--peer-url` finds it.
@@ -51,7 +51,7 @@ class Replacement:
     name: str
     peer_url: str = ""
     removed_id: int = 0
-    """Id of the removed member; 0 if an earlier run removed it."""
+    """Id of the member that this run removed; 0 if an earlier run removed the member."""
     added_id: int = 0
     resumed: bool = False
     initial_cluster: str = ""
@@ -228,7 +228,7 @@ async def _retry_pause(error: Unavailable, deadline: float) -> None:
 
 
 async def _refusal_reason(store: EtcdStore) -> str:
-    """Return why etcd refuses an addition: it requires that all voters have been connected for 5 s."""
+    """Return why etcd refuses an addition: etcd requires that all voters have been connected for 5 s."""
     state = await look(store)
     sick = [peer.label for peer in voters(state.peers) if unhealthy_reason(peer, state.peers)]
     if sick:

@@ -59,7 +59,7 @@ class ClusterState:
     """Endpoints that no member advertises and that did not answer, with the reason."""
 
     def find(self, name: str) -> Peer | None:
-        """Return the member with this name or this hexadecimal id; raise `Refused` if there are several."""
+        """Return the member with this name or this hexadecimal id; raise `Refused` if several members match."""
         found = [peer for peer in self.peers if name in {peer.name, f"{peer.id:x}"}]
         if len(found) > 1:
             ids = ", ".join(f"{peer.id:x}" for peer in found)
@@ -67,7 +67,7 @@ class ClusterState:
         return found[0] if found else None
 
     def need(self, name: str) -> Peer:
-        """Return the member as `find` does, but raise `NotFound` if there is none."""
+        """Return the member as `find` does, but raise `NotFound` if no member matches."""
         if (peer := self.find(name)) is not None:
             return peer
         members = ", ".join(peer.label for peer in self.peers)

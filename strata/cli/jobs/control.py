@@ -129,7 +129,7 @@ def preempt(
     *,
     credentials: Credentials,
 ) -> None:
-    """Have all ranks save one common step and leave, with their strata run, by exit code 75.
+    """Have all ranks save one common step and end; every strata run of the job then exits with code 75.
 
     Example: strata jobs preempt --job gpt --grace-s 120
     """
@@ -156,7 +156,7 @@ def drain(
     *,
     credentials: Credentials,
 ) -> None:
-    """Have all ranks save, and some members leave by exit code 75; the others go on without them.
+    """Have all ranks save; then some members leave with exit code 75, and the others go on without them.
 
     Example: strata jobs drain node-3 --job gpt --reason "its fan is broken"
     """

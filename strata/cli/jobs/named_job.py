@@ -1,7 +1,7 @@
-"""The job of a `strata jobs` command, which the argument, `--job`, the environment or the file names.
+"""The job of a `strata jobs` command: the argument, `--job`, the environment or the file names the job.
 
-Most of these commands change a job, so the user must name the job: no command uses the job `default` unless it is
-named.
+Most of these commands change a job, so the user must name the job: no command uses the job `default` unless the
+user names it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def on_job(command: C) -> C:
 
 
 def one_name(argument: str | None, option: str | None) -> str | None:
-    """Return the job that the command line names; raise `InvalidArgument` if it names two."""
+    """Return the job that the command line names; raise `InvalidArgument` if two are named."""
     if argument is not None and option not in {None, argument}:
         raise InvalidArgument(
             f"the argument names the job {argument}, and --job names {option}",

@@ -48,8 +48,8 @@ def top(
 ) -> None:
     """Show the jobs live, or one of them: progress, goodput, blocking ranks, all ranks, checkpoints.
 
-    If its replica dies, it uses another. If the output is no terminal, it prints the current state once.
-    ? shows the keys.
+    If the replica dies, another replica answers. If the output is no terminal, the command prints the current
+    state once. ? shows the keys.
 
     Example: strata top --job gpt
     """

@@ -115,7 +115,9 @@ def _allowed(read: Read, path: str) -> Any:
 
 
 def _history_since(same: Seen | None) -> int:
-    """Return the time from which to request history, because all history of many series is too large for an answer."""
+    """Return the time from which to request history: the whole history of many series would be too large for an
+    answer.
+    """
     known = same.history if same is not None else None
     if known is None or not known["series"]:
         return int(1000 * (time.time() - FIRST_S))

@@ -39,7 +39,7 @@ class View:
     cursor: int = 0
     """The cursor's row in the list of jobs."""
     on: int | None = None
-    """The rank under the cursor, which the cursor follows; None: the rank in the first row, whichever it is."""
+    """The rank that the cursor follows; None: the cursor stays in the first row."""
     rank: int | None = None
     """The rank whose page is open."""
     scroll: int = 0

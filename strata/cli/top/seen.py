@@ -57,7 +57,7 @@ class Seen:
 
 
 def merged(old: Resource | None, new: Resource) -> Resource:
-    """Return the last `KEPT` values of the old history, in which `new` replaces all values since its first time."""
+    """Return the last `KEPT` values of the joined history: `old` before the first time of `new`, then `new`."""
     interval = new["interval_ms"]
     if old is None or not old["series"] or old["interval_ms"] != interval or not new["series"]:
         return new if new["series"] or old is None else old

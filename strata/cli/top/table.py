@@ -20,7 +20,7 @@ class Column:
 
     name: str
     width: int
-    """The width of the widest cell or of the title, whichever is wider."""
+    """The width of the widest cell, the title included."""
     cell: Callable[[int], Styled]
     least: int = 0
     """The smallest width to which the column may shrink; 0: the column does not shrink."""

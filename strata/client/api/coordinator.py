@@ -78,9 +78,9 @@ class CoordinatorClient:
     then raises `Unavailable`. All calls are idempotent. Nothing is connected before the first call.
 
     The client can also act as a simple member: `register` (or the first `heartbeat`) makes a worker a member, and
-    `heartbeat` keeps the member alive. Trainers use `strata.connect()` instead, whose open session stream is the
-    heartbeat. All heartbeats of one client carry the same random boot id. So a second client with the same
-    worker id counts as another process, and is refused while the first client lives.
+    `heartbeat` keeps the member alive. Trainers use `strata.connect()` instead: its open session stream is the
+    heartbeat. All heartbeats of one client carry the same random boot id. So a second client with the same worker
+    id counts as another process, and is refused while the first client lives.
     """
 
     def __init__(
@@ -249,8 +249,9 @@ class CoordinatorClient:
     ) -> StopNotice | None:
         """Request all ranks to agree on a step, save it and stop: "preempt", "pause" or "drain".
 
-        With "drain", the members `worker_ids` leave. `now` stops without a save. Return the notice in force, possibly
-        of an earlier request. Return None if there was no rank to stop, or if the job was paused immediately.
+        With "drain", the members `worker_ids` leave. `now` stops without a save. Return the notice in force, which
+        may come from an earlier request. Return None if there was no rank to stop, or if the job was paused
+        immediately.
         """
         if action not in ACTIONS:
             raise InvalidArgument(
@@ -326,10 +327,10 @@ class CoordinatorClient:
     def heartbeat(self, *, worker_id: str) -> World:
         """Report that `worker_id` is alive, and return the current world.
 
-        The first heartbeat of a worker that this client has not registered registers it, with one slot. If this
-        registration creates the job, the job accepts every worker. A worker that was removed for missing heartbeats,
-        and was not replaced, is registered again: it gets a new incarnation, and counts as a new member in the next
-        world.
+        If this client has not registered the worker, the first heartbeat registers the worker, with one slot. If
+        this registration creates the job, the job accepts every worker. If a worker was removed for missing
+        heartbeats and not replaced, its next heartbeat registers the worker again: the worker gets a new
+        incarnation, and counts as a new member in the next world.
         """
         worker_id = checked_id("worker", worker_id)
         known = self._registered.get(worker_id)

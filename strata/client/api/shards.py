@@ -104,7 +104,7 @@ class ShardManager:
             time.sleep(POLL_S)
 
     def listen(self, on_change: OnChange, dataset: str | None = None) -> Callable[[], None]:
-        """Call `on_change` with each current assignment, then with every later one, in order.
+        """Call `on_change` with each current assignment, then with every later assignment, in order.
 
         Without `dataset`, follow all the job's datasets. `on_change` is called in a separate thread and may be
         slow; its errors are logged. No assignment is skipped, even if the listener reconnects to another replica.

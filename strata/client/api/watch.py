@@ -1,4 +1,6 @@
-"""A watch served by a replica, ordered and without gaps; if the replica is lost, another one continues it."""
+"""A watch served by a replica, ordered and without gaps; if the replica is lost, another replica continues the
+watch.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ async def watch(
 
     If a replica is lost, the watch goes on at another replica after the last revision that was yielded. Raise
     `Unavailable` if no replica serves it for `timeout_s`. An error that a retry cannot change is raised
-    immediately, except refused credentials once the watch was served: they may have been renewed since it began,
-    and an endpoint that is down may accept them later. So these errors are raised only after more refusals in a
-    row than there are endpoints.
+    immediately. Exception: once a replica has served the watch, refused credentials are retried, because they may
+    have been renewed since the watch began, and an endpoint that is down now may accept them later. Such a refusal
+    is raised only after more refusals in a row than there are endpoints.
     """
     clock = asyncio.get_running_loop().time
     route, token = Route(endpoints, rng), Token()
@@ -56,7 +58,7 @@ async def watch(
             if not error.retryable and (not token.uid or is_final(error, welcomed=True)):
                 raise
             refusals = refusals + 1 if isinstance(error, Unauthenticated | ConfigError) else 0
-            if refusals > route.count:  # one more: the first may be of a credential renewed since
+            if refusals > route.count:  # the first refusal may be of a credential renewed since
                 raise
             last_error = error.message
     raise Unavailable(

@@ -46,9 +46,9 @@ SYNC_BARRIER: Final = "strata.checkpoint.sync"
 RETRY_S: Final = 2.0
 """Seconds between two requests of a waiting caller, in case a push was lost."""
 POLL_S: Final = 0.25
-"""Seconds between two checks of a waiting save for its cancellation."""
+"""Seconds between two checks whether a waiting save was cancelled."""
 MOST_SEEN: Final = 64
-"""The number of slots (a step in a generation) whose newest record is cached: many more than are saved at a time."""
+"""The number of (generation, step) pairs whose newest record is cached: many more than are saved at the same time."""
 ABORT_S: Final = 10.0
 REPORT_S: Final = 10.0
 
@@ -127,7 +127,9 @@ class CoordinatedCatalog:
     # -- saving
 
     def meet(self, timeout_s: float) -> None:
-        """Return once every rank has arrived; `BarrierTimeout` names those missing `timeout_s` after the first."""
+        """Return once every rank has arrived; `BarrierTimeout` names the ranks missing `timeout_s` after the first
+        arrival.
+        """
         self._port.barrier(SYNC_BARRIER, timeout_s=timeout_s)
 
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
@@ -183,7 +185,7 @@ class CoordinatedCatalog:
         )
         try:
             return self._learn(self.ask(message, wait_s=ABORT_S).checkpoint)
-        except Conflict:  # it is committed
+        except Conflict:  # the checkpoint is committed
             return metadata_of(self.look_up(checkpoint))
 
     def wait(
@@ -219,7 +221,8 @@ class CoordinatedCatalog:
                     self.look_up(checkpoint)
 
     def look(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-        """Return the record of an attempt in progress, from the coordinators or, if none answers, the last known one.
+        """Return the coordinators' record of an attempt in progress; if no coordinator answers, the last known
+        record.
 
         Raise `CheckpointAborted` if the attempt was aborted or replaced.
         """
@@ -243,7 +246,7 @@ class CoordinatedCatalog:
         return metadata_of(answer.checkpoint)
 
     def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
-        """Return the newest good checkpoint that is older than this one and not superseded, or None."""
+        """Return the newest good checkpoint that is older than `checkpoint` and not superseded, or None."""
         request = GetCheckpointRequest(
             job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, before=True
         )
@@ -331,10 +334,10 @@ class CoordinatedCatalog:
         self._learn(checkpoint)
 
     def _learn(self, news: Checkpoint) -> CheckpointMetadata:
-        """Take a pushed or requested record unless a newer one is known; return the newest known one.
+        """Take a pushed or requested record unless a newer record is known; return the newest known record.
 
-        An ack does not change the record's revision, so of two records with the same revision the later received one
-        counts. If that record lacks an ack, the waiting caller requests the record again.
+        An ack does not change the record's revision. So of two records with the same revision, the record received
+        later counts. If an ack is missing in that record, the waiting caller requests the record again.
         """
         slot = news.step, news.generation
         with self._news:

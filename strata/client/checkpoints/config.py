@@ -30,31 +30,31 @@ _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints
 class CheckpointManagerConfig:
     """The settings of a `CheckpointManager`.
 
-    Retention: the newest `keep_count` committed checkpoints stay (0: all; None: the job's current rules apply,
-    and a new job keeps all). Three settings keep more. `keep_every_steps`: the first checkpoint at or after each
-    multiple of this number. `keep_best`: this many of the best checkpoints, by the number under `best_metric` in
-    their metadata (`best_mode` "min" or "max"). `keep_age_s`: checkpoints younger than this.
+    Retention: the newest `keep_count` committed checkpoints stay (0: all; None: the job's current rules apply, and
+    a new job keeps all). Three settings keep further checkpoints. `keep_every_steps`: the first checkpoint at or
+    after each multiple of this number. `keep_best`: this many of the best checkpoints, by the number under
+    `best_metric` in their metadata (`best_mode` "min" or "max"). `keep_age_s`: checkpoints younger than this.
 
     Times: a due save waits `save_wait_s` while no coordinator answers, and `commit_timeout_s` for other ranks.
     If the storage refuses a save for a transient reason (a full disk, a server that answers 503), the save is
     retried for `save_grace_s`; 0: no retry. A restore that finds damage waits `corrupt_wait_s` for the findings
     of other hosts.
 
-    Saving: `when_full` applies to a save if two are in flight already: "block", "drop" the save that has not
-    begun, or "fail". With `low_memory`, no copy of the state is made, and a save returns once the state is
-    written. A save or restore uses `io_threads` threads in all. `save_interval_steps` affects only
-    `should_save`; `save` saves whenever it is called.
+    Saving: `when_full` decides what a save does while two earlier saves are in flight: "block", "drop" the newest
+    save whose writing has not begun, or "fail". With `low_memory`, no copy of the state is made, and a save returns
+    once the state is written. A save or restore uses `io_threads` threads in all. `save_interval_steps` affects
+    only `should_save`; `save` saves whenever it is called.
 
     State: a key belongs to the model or the optimizer if it matches one of `model_keys` or `optimizer_keys`.
-    The tensors under the paths in `replicated` (True: all) are equal on all ranks, so that each rank writes only
-    its share of them. The parameters of a DistributedDataParallel module need not be listed. `mesh` is this
-    rank's place, (index, size), in each dimension of the partitioning ({"pp": (0, 2)}). It is stored in the
-    rank's manifest, together with the named dimensions of DTensors' meshes.
+    Tensors under the paths in `replicated` (True: all tensors) must be equal on all ranks; each rank then writes
+    only its share of them. The parameters of a DistributedDataParallel module need not be listed. `mesh` is this
+    rank's place, (index, size), in each dimension of the partitioning ({"pp": (0, 2)}). It is stored in the rank's
+    manifest, together with the named dimensions of DTensors' meshes.
 
-    Storage: `storage_path` is a folder or `s3://bucket/prefix`. With `storage_type="s3"` it is the prefix if
-    `bucket` is set, else "bucket/prefix". `storage_backend` and `checkpoint_dir` are other names of
-    `storage_type` and `storage_path`. `endpoint_url` and `region` are for S3. `replica_path` is a second
-    storage, which receives each checkpoint after its commit.
+    Storage: `storage_path` is a folder or `s3://bucket/prefix`. With `storage_type="s3"`, `storage_path` is the
+    prefix if `bucket` is set, else "bucket/prefix". `storage_backend` and `checkpoint_dir` are other names of
+    `storage_type` and `storage_path`. `endpoint_url` and `region` are for S3. `replica_path` is a second storage,
+    which receives each checkpoint after its commit.
     """
 
     storage_path: str | Path | None = None
@@ -144,8 +144,8 @@ class CheckpointManagerConfig:
     def compares(self) -> bool:
         """Whether ranks compare their tensors at each save, and write equal tensors once.
 
-        Not with `low_memory`: then the trainer's thread waits until its state is written, and a comparison would make
-        it wait also for the other ranks to reach their save.
+        Not with `low_memory`: then the trainer's thread waits until its state is written, and with a comparison
+        that thread would also wait until the other ranks reach their save.
         """
         return not self.low_memory and not isinstance(self.replicated, bool)
 

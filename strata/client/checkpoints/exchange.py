@@ -1,8 +1,8 @@
 """The exchange in which the ranks of one save compare their tensors: `RankExchange`.
 
-A background barrier carries the messages. It has one name per generation, so a round does not belong to a save.
-Every message therefore begins with its attempt and stage. Ranks that met with different attempts or stages (for
-example because one of them cancelled its save) read the record, and meet again.
+A background barrier carries the messages. The barrier has one name per generation, so a round is not tied to one
+save. Every message therefore begins with its attempt and stage. Ranks that met with different attempts or stages
+(for example because one of them cancelled its save) read the record, and meet again.
 
 A round breaks after a few seconds unless all ranks have arrived. So a waiting rank soon notices that the attempt was
 aborted or cancelled.
@@ -65,7 +65,7 @@ class RankExchange(Exchange):
                     f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
                 ) from None
             except Unavailable as error:
-                cancelled.wait(AGAIN_S)  # the port may raise this immediately
+                cancelled.wait(AGAIN_S)  # the port may raise `Unavailable` immediately
                 self._check_in_time(record, cancelled, deadline_s, error.message)
                 continue  # the same round: this rank may be the only one that missed the round's outcome
             else:
@@ -91,10 +91,10 @@ class RankExchange(Exchange):
             )
 
     def _check_open(self, record: CheckpointMetadata) -> None:
-        """Raise unless the attempt is open and no rank has acked it without comparing.
+        """Raise unless the attempt is open and no rank has acked it already.
 
-        A rank that compares acks only after the last stage, and this rank has not reached that stage yet. So a rank
-        that has acked already takes no part in the exchange.
+        A rank in the exchange acks only after the last stage, and this rank has not reached that stage yet. So a
+        rank that has acked already takes no part in the exchange.
         """
         found = self._catalog.look(record)
         if found.acked:

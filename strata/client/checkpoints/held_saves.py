@@ -17,10 +17,12 @@ log: Final = logging.getLogger("strata.client")
 
 
 class HeldSaves:
-    """One hold of one rank's saves, from its first refusal on; must be created in the event loop's thread."""
+    """One save hold: the time for which storage refuses one rank's saves, from the first refusal on. Must be
+    created in the event loop's thread.
+    """
 
     def __init__(self, session: Session, job: str, author: Author, hold: SaveHold) -> None:
-        """Begin to record the hold; the request is repeated, at any replica, until one has recorded it."""
+        """Begin to record the hold; the request is repeated, at any replica, until a replica has recorded the hold."""
         self._hold = hold
         self._since_s = asyncio.get_running_loop().time() - max(0.0, hold.held_s)
         request = HoldSavesRequest(
@@ -44,7 +46,7 @@ class HeldSaves:
 
 
 async def _record(session: Session, request: HoldSavesRequest) -> None:
-    """Record the hold. The only effect of a failure: the generation may count as one without progress."""
+    """Record the hold. The only effect of a failure: the generation may count as a generation without progress."""
     try:
         await session.call(request, timeout_s=None)
     except StrataError as error:

@@ -1,8 +1,8 @@
 """Garbage collection and verification of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
 
-The coordinators mark checkpoints for deletion, and request the verification of copies that a host reported
-damaged. Processes that have the bytes request the tasks: rank 0 after each commit, and one process of each host
-when a corruption report comes in. Every task may be done twice, by several processes, and late.
+The coordinators mark checkpoints for deletion, and request the verification of copies that a host reported damaged.
+Processes that have the bytes request the tasks: rank 0 after each commit, and one process of each host when a
+corruption report comes in. A task does no harm if it is done twice, by several processes, or late.
 """
 
 from __future__ import annotations
@@ -189,9 +189,10 @@ class Maintenance:
         )
 
     def _may_clear(self, task: MaintenanceTask, storage: Storage, folder: str) -> bool:
-        """Return whether an aborted save may be removed; always look for its marker first.
+        """Return whether an aborted save may be removed. If the save's marker proves a commit, the coordinators
+        adopt the checkpoint instead.
 
-        If another attempt took over the save's slot, the save has no record any more that could be marked for deletion.
+        A missing record is no error: another attempt at the same step may have replaced it.
         """
         if not storage.exists(f"{folder}/{MARKER}"):
             with contextlib.suppress(CheckpointNotFound):
@@ -220,8 +221,8 @@ class Maintenance:
     def _verify(self, task: MaintenanceTask, storage: Storage, folder: str) -> None:
         """Read the object that another host reported damaged, and report the result.
 
-        If the object cannot be read, because it is missing or its storage is not mounted, that does not confirm the
-        damage. The hosts that wait for this result receive the reason.
+        An unreadable object (missing, or in a storage that is not mounted) does not confirm the damage. The hosts
+        that wait for this result receive the reason.
         """
         try:
             if not storage.exists(folder):

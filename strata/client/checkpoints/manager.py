@@ -57,9 +57,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 class CheckpointManager:
     """Saves in the background; restores only checkpoints that are committed, complete and verified.
 
-    For one thread of one process. At most two saves are in flight; a third `save` blocks until one has ended (see
-    `when_full`). `info.wait()` raises the error of a save. If it is not called, the next `save`,
-    `check_for_errors`, `wait_until_finished` or `close` raises the error.
+    For one thread of one process. At most two saves are in flight; a third `save` blocks until one of them has
+    ended (see `when_full`). `info.wait()` raises the error of a save. If `info.wait()` is not called, the next
+    `save`, `check_for_errors`, `wait_until_finished` or `close` raises the error.
     """
 
     def __init__(
@@ -276,12 +276,12 @@ class CheckpointManager:
         step that has the key. Return the restored checkpoint (the first of several), or None if there is no
         checkpoint to start from.
 
-        Raise `CheckpointCorrupt` if bytes differ from the saved ones; without coordinators, log an error and restore
-        the checkpoint before it instead. Raise `CheckpointError`, naming the key or tensor, if a value does not fit.
-        If the call raises either error, it has changed nothing.
+        Raise `CheckpointCorrupt` if bytes differ from the saved ones; without coordinators, log an error and
+        restore the previous checkpoint instead. Raise `CheckpointError`, naming the key or tensor, if a value does
+        not fit. If the call raises either error, it has changed nothing.
 
-        In a larger world than the saving one, a rank without a saved part takes the values that were equal on all
-        ranks. At and below the paths in `of_rank_0`, where ranks may differ, it takes rank 0's values.
+        If this world is larger than the world that saved, a rank without a saved part takes the values that were
+        equal on all ranks. At and below the paths in `of_rank_0`, such a rank takes rank 0's values.
         """
         self._writer.settle()
         found = self._loading.each(step, state, begins=self._progressed_to is None)
@@ -319,7 +319,9 @@ class CheckpointManager:
         return bytes(loaded.saved.value(tree))
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
-        """Record the restored checkpoint: if it has a whole state, later saves continue from it, not a newer one."""
+        """Record the restored checkpoint: if it has a whole state, later saves continue from it, not from a newer
+        one.
+        """
         if checkpoint.checkpoint_type in RESTORABLE_TYPES:
             self._reached = self.holds.retry.committed_step = checkpoint.step
         if isinstance(self._catalog, LocalCatalog):
@@ -415,15 +417,15 @@ class CheckpointManager:
         self._tiers.check_for_errors()
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Return once no save is in flight; an earlier failure does not stop the next save.
+        """Return once no save is in flight; the next save does not raise an earlier save's error, later calls do.
 
-        The other calls raise that failure after the next save. Raise `Unavailable` after `timeout_s`; the saves go on.
+        Raise `Unavailable` after `timeout_s`; the saves go on.
         """
         self._writer.settle(arguments.timeout(timeout_s, zero=True))
         self._writer.ignore_earlier_errors()
 
     def stand(self, stands: Callable[[], bool]) -> None:
-        """Let saves wait for coordinators beyond their time limit while `stands()` is true."""
+        """Let saves wait for coordinators without a time limit while `stands()` is true."""
         if not isinstance(self._catalog, LocalCatalog):
             self._catalog.stands = stands
 
@@ -461,6 +463,6 @@ class CheckpointManager:
         try:
             self._close(failing=True)
         except StrataError as lost:
-            # the training's own error goes on; this one becomes a note on it
+            # the training's own error is raised; the save's error becomes a note on it
             error.add_note(f"a checkpoint was lost as well: {lost}")
             log.error("a checkpoint was lost: %s", lost)  # noqa: TRY400  # as above

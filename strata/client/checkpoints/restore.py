@@ -100,7 +100,8 @@ class Loading:
                 raise self._naming_newer(checkpoint, error) from error
 
     def _naming_newer(self, checkpoint: CheckpointMetadata, error: CheckpointError) -> CheckpointError:
-        """Return the error; if storage has newer checkpoints that are not in the catalog, name them in it.
+        """Return `error`; if storage has newer checkpoints that are not in the catalog, name these checkpoints in
+        `error`.
 
         Such checkpoints mean that the catalog is older than the storage: etcd was restored from an older
         snapshot.
@@ -232,7 +233,7 @@ def _answer_or_none(ask: Callable[[], bool]) -> bool | None:
 
 
 def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:
-    """Raise `CheckpointNotFound` if a storage has no file of a checkpoint: it may be unmounted, which is no damage."""
+    """Raise `CheckpointNotFound` if a storage has no file of a checkpoint: an unmounted storage is no damage."""
     if not storage.exists(folder):
         raise CheckpointNotFound(
             f"step {checkpoint.step} was saved to {checkpoint.path}, and {storage.uri} has nothing of it",

@@ -67,8 +67,8 @@ def excess(
 def newest_afar(catalog: LocalCatalog, storage: Storage, checkpoints: Sequence[CheckpointMetadata]) -> str:
     """Return the newest attempt that a training can start from with the far storage alone, or "".
 
-    If this host were lost, only the copies in the far storage would be left. So the newest of them stays until the far
-    storage has a newer one.
+    If this host were lost, only the copies in the far storage would be left. So the newest of these copies stays
+    until the far storage has a newer copy.
     """
     if not isinstance(storage, TieredStorage):
         return ""
@@ -159,7 +159,7 @@ def delete_step(catalog: Catalog, storage: Storage, upkeep: Upkeep | None, step:
 
 
 def best_step(checkpoints: Sequence[CheckpointMetadata], keep: Keep) -> int | None:
-    """Return the step of the best checkpoint; None without a metric, or if no checkpoint has a number under it."""
+    """Return the step of the best checkpoint; None without a metric, or if no checkpoint has that metric."""
     if not keep.metric:
         return None
     whole = [

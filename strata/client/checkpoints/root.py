@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class OpenRoot:
-    """An open storage root. With a session, the coordinators keep the catalog, else this process, for `ranks` ranks.
+    """An open storage root. With a session, the coordinators keep the catalog. Without a session, this process
+    keeps the catalog for `ranks` ranks.
 
     Raise `ConfigError` if the root belongs to the other mode. `retry_s` is the interval at which waiting
     callers request a record, for sessions without pushes.
@@ -78,7 +79,7 @@ class OpenRoot:
             self.tiers.claim(root.STANDALONE)
 
     def collect_garbage(self) -> None:
-        """After a commit, remove the checkpoints that no rule keeps; under coordinators, only rank 0 does."""
+        """After a commit, remove the checkpoints that no rule keeps; under coordinators, only rank 0 removes them."""
         if isinstance(self.catalog, LocalCatalog):
             retain(self.catalog, self.storage, self.config.keep, now_unix_ms=now_unix_ms())
         elif self.upkeep is not None and self.catalog.rank == 0:

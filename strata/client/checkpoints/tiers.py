@@ -1,4 +1,4 @@
-"""The storage tiers of a `CheckpointManager`: one storage, or a near one with a far one behind it."""
+"""The storage tiers of a `CheckpointManager`: one storage, or a near storage and a far storage that receives copies."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Damage:
 
 
 class Tiers:
-    """The storages of `config`, opened; nothing is written yet. `storage` is all of them as one.
+    """The storages of `config`, opened; nothing is written yet. `storage` presents all of them as one storage.
 
-    `doubted` has the checkpoints of which a restore or the copier found a damaged copy.
+    `damaged` has the checkpoints of which a restore or the copier found a damaged copy.
     """
 
     def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
@@ -81,7 +81,7 @@ class Tiers:
         return {storage.uri: root.claim(storage, owner, folder=folder) for storage in tiers_of(self.storage)}
 
     def claim_again(self, owner: str) -> None:
-        """Check that roots which already have an owner have this one; `ConfigError` for another owner."""
+        """Check that each root that already has an owner belongs to `owner`; else raise `ConfigError`."""
         for storage in tiers_of(self.storage):
             if root.owner_of(storage) is not None:
                 root.claim(storage, owner)
@@ -190,7 +190,7 @@ class Tiers:
         near = _near_only(storage)
         if storage is near:
             return PRIMARY
-        # hosts may have different disks at the same path: a checkpoint that was never on this one is not damaged here
+        # hosts may have different disks at the same path: a checkpoint that was never on this disk is not damaged
         with contextlib.suppress(StorageError):
             return PRIMARY if near.exists(folder) else ""
         return ""
@@ -229,7 +229,7 @@ class Tiers:
 
         self._catalog = catalog
         self._replicator = Copier(
-            self.storage,  # both storages: a part that the near one refused may be only in the far one
+            self.storage,  # both storages: a part that the near storage refused may be only in the far one
             far,
             rank=catalog.rank,
             ranks=catalog.world_size,
@@ -271,7 +271,7 @@ class Tiers:
 
 
 def _near_only(storage: Storage) -> Storage:
-    """Return the near one of two storages, so that no part that it lacks is read from the far one."""
+    """Return the near one of two storages: parts that the near storage lacks are then not read from the far storage."""
     return storage.near if isinstance(storage, TieredStorage) else storage
 
 
@@ -287,9 +287,9 @@ def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
 class CopyReports:
     """Reports of one rank's copies in the second storage, at the URI `root`, to the coordinators (PROTOCOLS 8.7).
 
-    There are three reports: 1. before the first byte is written, 2. once the rank's part is copied, 3. once the marker
-    is written. After the first report, the remains of a crash are removed with the record. After all three, the storage
-    is a tier of the record.
+    There are three reports: 1. before the first byte is written, 2. once the rank's part is copied, 3. once the
+    marker is written. From the first report on, deleting the record also removes files that a crash left in the
+    second storage. After all three, the storage is a tier of the record.
     """
 
     def __init__(self, catalog: CoordinatedCatalog, *, root: str) -> None:
@@ -297,7 +297,7 @@ class CopyReports:
         self._root = root
 
     def __call__(self, replica: Replica, **what: Any) -> None:
-        """Send one report; raise a plain `Refused`, by which the caller learns that the copy is not needed any more."""
+        """Send one report; raise `Refused` itself, not a subclass, if the copy is not needed any more."""
         try:
             self._catalog.report_copy(
                 step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what

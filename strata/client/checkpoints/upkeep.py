@@ -41,7 +41,9 @@ from strata.wire.enums import CHECKPOINT_STATES, from_wire
 
 ASK_S: Final = 10.0
 MAINTENANCE_CALL_S: Final = 2.0
-"""Seconds a maintenance request waits for a coordinator: the pass after the next commit does the same work."""
+"""Seconds a maintenance request waits for a coordinator; if none answers, the pass after the next commit does the
+work.
+"""
 MARKED_WITHIN_S: Final = 2.0
 """Seconds rank 0 waits after a commit for the leader to mark checkpoints for deletion; if the leader marks them
 later, they are removed after the next commit.
@@ -104,9 +106,9 @@ class Upkeep:
     def _send_rules(self) -> None:
         """Send the retention rules, once per process; `Unavailable` if no coordinator accepts them now.
 
-        A plain `Refused` is not raised. If this generation is over, the next generation sends its own rules; if the
-        catalog does not know this generation (yet), a later pass sends the rules. A missing permission is raised
-        (`PermissionDenied` or `Unauthenticated`), because without the rules every checkpoint stays.
+        `Refused` is logged, not raised: if this generation is over, the next generation sends its own rules; if the
+        catalog does not know this generation yet, a later pass sends the rules. But `PermissionDenied` and
+        `Unauthenticated` are raised, because without the rules every checkpoint stays.
         """
         if not self._rules_sent:
             retention = Retention(keep=keep_message(self._keep), who=f"rank {self._catalog.rank}")
@@ -129,8 +131,8 @@ class Upkeep:
         """Protect the bytes of a checkpoint from deletion while they are read.
 
         While this rank `begins` (has not saved yet), the restore point of this generation needs no lease: `latest`
-        names the restore point until all ranks, including this one, have acked a save, and the checkpoint that
-        `latest` names is never deleted. After this rank's first save, `latest` may name a newer checkpoint.
+        names the restore point until all ranks, including this one, have acked a save. The checkpoint that `latest`
+        names is never deleted. After this rank's first save, `latest` may name a newer checkpoint.
         """
         point = self._catalog.restore_point()
         if begins and point is not None and point.id == checkpoint.id:

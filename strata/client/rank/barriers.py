@@ -1,10 +1,10 @@
 """A rank's barrier rounds: the number of the next round, and the payloads or error of an outcome.
 `RankClient.barrier` in `rank_client` waits for the outcome.
 
-Every rank counts the rounds of each barrier name by itself. It begins after the world's floor: the last round of that
-name that ended before the rank joined. A round counts once its outcome is *delivered* to the caller. If a call times
-out, the next call arrives at the same round again, or takes the outcome that was received meanwhile. So no rank counts
-more rounds than the others.
+Every rank counts the rounds of each barrier name by itself. A rank begins to count after the world's floor: the
+last round of that name that ended before the rank joined. A round counts once its outcome is *delivered* to the
+caller. If a call times out, the next call arrives at the same round again, or takes the outcome that was received
+meanwhile. So no rank counts more rounds than the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RoundBook:
     def floors(self, floors: Mapping[str, int]) -> None:
         """Record rounds that ended without this rank, or before it began to count.
 
-        The count of a name with an open round does not change: that round's outcome is still to be delivered.
+        The count of a name with an open round does not change: that round's outcome must still be delivered.
         """
         for name, floor in floors.items():
             if name not in self._open:

@@ -7,7 +7,8 @@ Ranks receive a notice at different moments. A save needs all ranks, so they mus
    `reached` returned False. From then on its training waits in the next call of `reached`.
 3. When all have arrived, the agreed point is the highest of those steps. No rank has passed it.
 
-An agreement belongs to one generation. If a standalone process rejoins a newer generation, it begins a new one.
+An agreement belongs to one generation. If a standalone process rejoins a newer generation, it begins a new
+agreement.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class PreemptionPoint:
         return agreement
 
     def _meet_to_begin(self) -> None:
-        """Show the leader that these ranks save before they stop: it stops ranks that have not met here immediately."""
+        """Show the leader that these ranks save before they stop: the leader immediately stops ranks that have not
+        met here.
+        """
         with contextlib.suppress(StrataError):
             if not self._client.has_met(BEGIN_BARRIER):  # `strata.init` may have met already
                 self._client.barrier(BEGIN_BARRIER)

@@ -3,9 +3,9 @@
     trainer's thread   add ─▶ queue ◀─ add ◀─ add …
     loop               ─────────▶ send, at most every `GATHERED_S` ─▶ session
 
-A step costs the trainer's thread one clock reading and one queue entry. The first report after a pause wakes
-the loop, which is the most expensive part. While the loop has a timer running, no report wakes the loop. Each step
-enters the rank's window with the time at which it was reported. Only the newest report becomes a message.
+A step costs the trainer's thread one clock reading and one queue entry. The first report after a pause wakes the
+loop; this wake-up is the most expensive part. While the loop has a timer running, no report wakes the loop. Each
+step enters the rank's window with the time at which it was reported. Only the newest report becomes a message.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MakeTraining = Callable[[], TrainingReport]
 
 
 _Report = tuple[RankPlace, float, int, str, float, float, MakeTraining | None]
-"""(place, time, step, phase, compute time plus data wait, data wait, training); a plain tuple, as the fastest
-to make.
+"""(place, time, step, phase, compute time plus data wait, data wait, training); a plain tuple is the fastest to
+make.
 """
 
 
@@ -68,7 +68,7 @@ class ProgressReports:
             self._timer = None
         if not self._reported:
             self._awake = False
-        if self._reported:  # also if a report was added before the trainer's thread saw that the loop sleeps
+        if self._reported:  # also if the trainer's thread added a report just before `_awake` became False
             self._awake = True
             self._timer = asyncio.get_running_loop().call_later(GATHERED_S, self.send)
             if (newest := self._drain()) is not None:
@@ -102,8 +102,8 @@ class ProgressReports:
         return newest
 
     def _send(self, report: _Report) -> None:
-        """Send a report with the current time, by which replicas order a rank's messages: a step and the phase after
-        it may be reported closer together than one message takes.
+        """Send a report with the current time. Replicas order a rank's messages by this time, because a step and
+        the phase after it may be reported within the time that one message takes.
         """
         shared_session = self._shared_session
         place, _, step, phase, own_s, _, training = report

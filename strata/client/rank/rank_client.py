@@ -199,12 +199,12 @@ class RankClient:
     ) -> None:
         """Report this rank's step and phase; return without waiting, and send the report soon.
 
-        Users see both, also in the error of a barrier at which other ranks wait for this rank. `phase` is cut to 200
-        characters, and control characters become "?". `own_s` is the compute time and data wait of this rank's last
-        step, without waiting for other ranks, if known. Without `own_s`, a slow rank cannot be told from the ranks that
-        wait for it in every step. `data_wait_s` is the share of `own_s` spent waiting for batches. `training` returns
-        the state of the training as a whole; only rank 0's is shown. `training` is called in the background thread,
-        and only for a report that is sent.
+        Users see both, also in the error of a barrier at which other ranks wait for this rank. `phase` is cut to
+        200 characters, and control characters become "?". `own_s`, if known, is the compute time plus data wait of
+        this rank's last step, without the wait for other ranks. Without `own_s`, a slow rank cannot be
+        distinguished from the ranks that wait for it in every step. `data_wait_s` is the share of `own_s` spent
+        waiting for batches. `training` returns the state of the training as a whole; only rank 0's is shown.
+        `training` is called in the background thread, and only for a report that is sent.
         """
         step = arguments.integer("step", step, below=2**63)
         phase = arguments.phase(phase)
@@ -220,7 +220,7 @@ class RankClient:
         """Report that this rank trains on but cannot save for now, or (None) that it can save again.
 
         Any thread may call this; it returns without waiting and never raises. The hold is shown with the rank's
-        progress. For a rank that has trained, it is also recorded once (`core.stop.save_hold`).
+        progress. For a rank that has trained, the hold is also recorded once (`core.stop.save_hold`).
         """
         with contextlib.suppress(Unavailable):  # the session has ended, so no coordinator can receive it
             self._loop.soon(lambda: self._hold(hold))
@@ -351,7 +351,9 @@ class RankClient:
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
         self._shared_session.rounds = RoundBook()
-        self._shared_session.last_report = None  # like the save hold, of a generation that has ended
+        self._shared_session.last_report = (
+            None  # like the save hold, it belongs to a generation that has ended
+        )
         self._shared_session.steps = StepWindow()
         if self._shared_session.save_hold is not None:
             self._shared_session.save_hold.recording.cancel()
@@ -372,17 +374,18 @@ class RankClient:
     def close(self, *, code: int = 0, reason: str = "") -> None:
         """Close this client; the rank's last client in this process ends the session. Idempotent.
 
-        Under `strata run` the agent takes a rank's result from the exit code. Only two codes are reported here, because
-        the program may still exit with another code: 75, it stopped as requested; 78, a restart would fail in the same
-        way.
+        Under `strata run` the agent takes a rank's result from the process's exit code, since the program may exit
+        with a code other than `code`. So `close` reports only two codes: 75, the rank stopped as requested; 78, a
+        restart would fail in the same way.
 
         A standalone process reports its result here: code 0, its rank is done; 75, it stopped as requested. `close`
         waits one minute for coordinators that are unreachable. With any other code, or if the process exits without
         `close`, the member leaves its world, which ends the generation for the others.
 
-        Raise `Preempted` if the rank is done but no coordinator received the report in time, or the rank's agent has
-        ended: start the program again to report it. If this thread is interrupted, the call returns immediately, and
-        the report goes on in the background until shortly after the process begins to exit.
+        Raise `Preempted` if the rank is done but no coordinator received the report in time, or if the rank's agent
+        has ended: the program must be started again to report the result. If this thread is interrupted, the call
+        returns immediately, and the report goes on in the background until shortly after the process begins to
+        exit.
         """
         if self._closed or self._loop.is_inherited:
             return
@@ -432,7 +435,7 @@ class RankClient:
 
     async def _detach(self) -> None:
         """Leave when the process exits without `close`, so that the rank is not taken for frozen."""
-        if self._reporting is not None:  # the thread that closed was interrupted
+        if self._reporting is not None:  # the thread that called `close` was interrupted
             await asyncio.wait({asyncio.wrap_future(self._reporting)})
         elif not self._closed:
             self._closed = True

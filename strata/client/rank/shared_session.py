@@ -74,7 +74,7 @@ class RankObserver:
         self.place_callbacks: list[Callable[[PlaceMessage], None]] = []
         self.end_callbacks: list[Callable[[StrataError], None]] = []
         self._logged: set[type[StrataError]] = set()
-        """The error types logged since the last connection: each type once, not once per try or endpoint."""
+        """The error types logged since the last connection: each type is logged once, not once per try or endpoint."""
 
     def on_connected(self, welcome: Welcome) -> None:
         if self._logged:
@@ -114,7 +114,7 @@ class RankObserver:
                 log.exception("an observer of places failed")  # as in `on_checkpoint`
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
-        pass  # the arriving caller has its future
+        pass  # the caller that arrived waits for the round's future
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         for callback in tuple(self.checkpoint_callbacks):

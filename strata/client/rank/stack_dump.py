@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 _files: list[IO[bytes]] = []
-"""Open as long as the process lives: faulthandler writes by descriptor."""
+"""These files stay open as long as the process lives: faulthandler writes to their descriptors."""
 
 
 def answer_stack_dumps(environment: Mapping[str, str]) -> bool:
@@ -22,7 +22,8 @@ def answer_stack_dumps(environment: Mapping[str, str]) -> bool:
     name = environment.get("STRATA_STACKS", "").replace("%r", environment.get("RANK", ""))
     if not name or Path(name).exists() or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
         return False
-    # the agent signals only if the file exists, so name it last: without a handler the signal would end the process
+    # the agent signals only if the file exists, so give it this name last: without a handler the signal would end the
+    # process
     announced = Path(name)
     file = announced.with_suffix(".part").open("ab")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)

@@ -1,11 +1,11 @@
 """The watch over ranks that live but make no progress; each agent watches its own ranks.
 
 The watch receives each rank's reports on their way to the coordinators, and adds step times to them. Twice a second
-it looks for ranks that are late and ranks that have stalled, that is made no progress for too long
-(`core.health.stalls` has the rules). It reports a late rank immediately: if an agent reports no late rank, the
-coordinators assume that it cannot report. Then the watch fetches the rank's stacks and, for a stalled rank, the
-recording of its communication library. Fetching may take seconds and does not delay the next look. Stacks and
-recording are reported as soon as they are fetched, so that any replica can determine which rank blocks which.
+it looks for ranks that are late and ranks that have stalled (made no progress for too long; `core.health.stalls`
+has the rules). It reports a late rank immediately: if an agent reports no late rank, the coordinators assume that
+the agent cannot report. Then the watch fetches the rank's stacks and, for a stalled rank, the recording of its
+communication library. Fetching may take seconds and does not delay the next look. Stacks and recording are reported
+as soon as they are fetched, so that any replica can determine which rank blocks which.
 
 With `evict`, the rank that seems to block the others is killed, which ends the generation: one restart instead of a
 hang of hours. By default no rank is killed. Limit: a long evaluation that was reported as a step is reported as a
@@ -135,7 +135,7 @@ class StallWatch:
         self._actions.tell(generation, ranks)
 
     def on_detached(self, generation: int, rank: int) -> None:
-        """Stop watching a rank that has announced its end."""
+        """Stop watching a rank that has announced its exit."""
         if generation == self._generation:
             self._ranks.pop(rank, None)
 
@@ -234,7 +234,8 @@ class StallWatch:
         await self._evict(loop.time())
 
     async def _look(self, now_s: float) -> bool:
-        """Fetch the stacks of late ranks, some at a time, and report each new stall; return False if there is neither.
+        """Fetch the stacks of late ranks, some at a time, and report each new stall; return False if nothing was
+        fetched or reported.
 
         A rank's stacks are fetched when it becomes late, and once more when it has stalled.
         """

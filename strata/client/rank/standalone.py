@@ -51,7 +51,7 @@ sys.path.insert(next((i for i, path in enumerate(sys.path) if path.endswith("-pa
 from strata.agent.standalone import main
 main(int(descriptor))
 """
-"""Runs the agent from this process's own copy of Strata, with the standard library before everything else."""
+"""Runs the agent from this process's own copy of Strata, with the standard library before that copy on `sys.path`."""
 
 
 def start_of(endpoints: Sequence[str], detect_s: float, own: Credentials) -> AgentStart:
@@ -117,7 +117,7 @@ async def join(
 
 
 def own_agent(start: AgentStart) -> Dial:
-    """Return the dial function for this process's agent: the first call starts the agent, later ones do not."""
+    """Return the dial function for this process's agent: the first call starts the agent, later calls do not."""
     sockets: list[socket.socket] = []
     why = ""
 

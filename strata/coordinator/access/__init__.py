@@ -1,4 +1,4 @@
-"""Access to a replica: authentication, authorisation, rate limits, and how many connections stay open.
+"""Access to a replica: authentication, authorisation, rate limits and connection limits.
 
 Begin with `admission`.
 """

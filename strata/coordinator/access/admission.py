@@ -1,14 +1,14 @@
 """Admission: authentication, authorisation and rate limits of calls and streams.
 
-A call or a stream is authenticated once (`caller`). The table in `strata.core.access.authority` says what the
-identity may do: `admit` here checks streams, `permission` checks requests. The same rules apply to unary calls,
-sessions, calls on a session, peers and watches. Without authentication every caller is anonymous, and may do
+A call or a stream is authenticated once (`caller`). The table in `strata.core.access.authority` defines what each
+identity may do: `admit` checks it for streams, the module `permission` for requests. The same rules apply to unary
+calls, sessions, calls on a session, peers and watches. Without authentication every caller is anonymous, and may do
 everything.
 
 A stream outlives its admission. So each open stream is reviewed every `review_s`: the function that admitted
 the stream checks the stream's credential again. A stream ends if its token was revoked or expired, or if its
-certificate expired or is no longer signed by an accepted authority. A client with a newer credential then
-connects again with the newer one, as after any broken connection.
+certificate expired or is no longer signed by an accepted authority. The client then connects again, as after any
+broken connection, with its newer credential if it has one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from strata.wire.tls import Certified, Context, address_of, bearer, certified
 log = get_logger()
 
 REVIEW_AT_ONCE: Final = 20
-"""Streams reviewed without a pause: each review costs a comparison with every token."""
+"""How many streams are reviewed between two pauses: each review compares the credential with every token."""
 REFUSAL_S: Final = 1.0
-"""The shortest time between two log lines about refused streams: a refused client may retry at once."""
+"""The shortest time between two log lines about refused streams: a refused client may retry immediately."""
 
 
 End = Callable[[StrataError], None]
@@ -59,7 +59,7 @@ class _Stream:
 
 
 class Admission:
-    """Made once for a replica; `ConfigError` if the file of tokens or of authorities is invalid."""
+    """The admission of a replica. Making it raises `ConfigError` if the file of tokens or of authorities is invalid."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Admission:
         self._authorities = Authorities(ca_file, now=now) if path is None and ca_file is not None else None
 
     def caller(self, context: Context) -> Identity | None:
-        """Return the caller's identity, or None without authentication; `Unauthenticated` if it has no proof."""
+        """Return the caller's identity, or None without authentication; `Unauthenticated` if the caller proves none."""
         if not self._authenticates:
             return None
         credential = self._credential(context)
@@ -96,7 +96,7 @@ class Admission:
         return bearer(context) if self._tokens is not None else certified(context)
 
     def _identity_of(self, credential: Credential) -> Identity:
-        """Return the identity that a credential proves by the tokens last read; `Unauthenticated` without proof."""
+        """Return the identity that a credential proves by the tokens last read; `Unauthenticated` if it proves none."""
         if isinstance(credential, str):
             assert self._tokens is not None
             return self._tokens.holder(credential)
@@ -106,8 +106,8 @@ class Admission:
         return identity
 
     def asks(self, context: Context) -> Identity | None:
-        """Return the identity as `caller` does, and count the call; `QuotaExceeded` for too many calls, even
-        anonymous.
+        """Return the identity as `caller` does, and count the call, even if it is unauthenticated.
+        `QuotaExceeded` for too many calls.
         """
         now_s = asyncio.get_running_loop().time()
         try:
@@ -141,9 +141,10 @@ class Admission:
             self.meter.close(identity, kind)
 
     def reviewed(self, context: Context, identity: Identity | None, kind: str) -> Reviewed:
-        """Return a context manager that has a stream reviewed while it is open; call it with the stream's `end`.
+        """Return a function from a stream's `end` to a context manager; the stream is reviewed while the context
+        is open.
 
-        `end` is called once the stream would no longer be admitted.
+        The review calls `end` if the stream would no longer be admitted.
         """
         # read the credential now: after its call has ended, a context cannot be read
         return partial(
@@ -203,7 +204,7 @@ class Admission:
         """Return the caller of a stream, or of a call about the cluster, as `asks` does; raise without permission."""
         identity = self.asks(context)
         rule = RULES.get(method)
-        # a session names its worker in its Hello, and is checked against it then
+        # a session names its worker later, in its Hello; `check_session` then checks that worker
         worker = identity.id if identity is not None and rule is not None and rule.own_worker else None
         check(refusal(identity, method, cluster=self._cluster, job=job, worker=worker))
         return identity
@@ -212,7 +213,7 @@ class Admission:
 def own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> Identity | None:
     """Return the identity that peers will see for this replica, or None without authentication.
 
-    Raise `ConfigError` if peers would refuse it: otherwise this replica would wait for its peers for ever.
+    Raise `ConfigError` if peers would refuse that identity: otherwise this replica would wait for peers without end.
     """
     mine = config.credentials
     identity: Identity | None

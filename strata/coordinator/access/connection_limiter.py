@@ -1,9 +1,10 @@
 """Connection limits of the gRPC port, enforced by reading the process's descriptors once a second.
 
-gRPC's C core limits the time of a handshake, the idle time of a connection, its streams, and all connections
-together (`server.server_options`). The C core does not know whether a connection's client is authenticated, and
-does not count connections by address. This module adds limits of both kinds, by the rule in
-`core.access.connection_limits`. An admitted call names its connection by the peer's address and port.
+gRPC's C core limits the time of a handshake, the idle time and the streams of a connection, and the number of all
+connections (`server.server_options`). The C core does not know whether a connection's client is authenticated, and
+does not count connections by address. This module limits unauthenticated connections and the connections of an
+address, by the rule in `core.access.connection_limits`. An admitted call names its connection by the peer's address
+and port.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def connection_shares(config: CoordinatorConfig) -> Shares:
 
 
 class ConnectionReport:
-    """The connections of a replica, for its metrics: how many are open at each port, and how many it closed and why."""
+    """The connections of a replica, for its metrics: how many are open at each port, and how many the replica
+    closed, by reason.
+    """
 
     def __init__(self) -> None:
         self.open: dict[str, int] = {}
@@ -78,7 +81,7 @@ class ConnectionReport:
 
 
 class Callers(Protocol):
-    """The peers of calls since the last request for them."""
+    """The peers of recent calls. Each method returns the peers since its previous call."""
 
     def admitted(self) -> set[str]:
         """Return the peers whose calls were admitted."""
@@ -130,7 +133,7 @@ class ConnectionLimiter:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        # read before the check: each of these peers then either has a descriptor still or has disconnected
+        # read these peers before the descriptors: so a peer without a descriptor has disconnected
         admitted = self._callers.admitted()
         seen = await asyncio.to_thread(self._descriptors.look)
         now_s = loop.time()
@@ -147,7 +150,7 @@ class ConnectionLimiter:
                 self._connections.admitted(connection)
         excess = self._connections.excess(now_s)
         for each in excess:
-            if not shut(each.connection):  # the next check finds it closed, or tries again
+            if not shut(each.connection):  # the next check finds the connection closed, or tries again
                 self._connections.opened(each.connection, each.address, now_s)
         due, self._refused = self._refused, self._callers.refused()
         for text in due:

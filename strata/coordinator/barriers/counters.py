@@ -62,7 +62,7 @@ class Counters:
     async def _write_counter(self, open_round: OpenRound) -> None:
         decide = partial(self._decide, open_round.key)
         if decide(self._context.mirror.view).txn is None:
-            return  # settling would read etcd to find out the same
+            return  # nothing to write; settling would read etcd only to find that out
         self._written_at[open_round.key] = asyncio.get_running_loop().time()
         limit_s = self._context.timing.counter_every_s
         await self._context.executor.settle(decide, deadline_s=limit_s, coalesce=True)

@@ -1,8 +1,8 @@
 """Forwarding of arrivals from this replica's own members to its peers (PROTOCOLS 6.3).
 
 Level-triggered: new arrivals go out within 5 ms. All arrivals of open rounds go out again whenever the ready peers
-change, and every second until the outcome is in the view. A peer ignores duplicates, so this module need not know
-what a peer has received.
+change, and every second until the outcome is in the view. A peer ignores duplicates, so this module does not track
+which arrivals a peer has received.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from strata.v1 import barriers_pb2
 from strata.wire import barriers as wire
 
 COALESCE_S: Final = 0.005
-"""How long an arrival waits for others to be forwarded with it. The last arrival does not wait: once all of
-this replica's members have arrived, their arrivals are forwarded at once. (With 1 ms, half of a
-replica's time in a burst went into forwarding.)"""
+"""How long an arrival waits, so that one message can forward several arrivals. The last arrival does not wait: once
+all of this replica's members have arrived, their arrivals are forwarded immediately. (With 1 ms, half of a replica's
+time in a burst went into forwarding.)"""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class Forwarding:
         self._flush: asyncio.TimerHandle | None = None
 
     def add(self, key: BarrierKey, ranks: Collection[int], served: Callable[[], int]) -> None:
-        """Forward the arrivals of own members at `ranks`.
+        """Forward the arrivals of `ranks`, which own members run.
 
-        `served` returns the number of participants whose session is here; it is called once a round.
+        `served` returns the number of participants that have a session at this replica; it is called once a round.
         """
         own = self._own.get(key)
         if own is None:

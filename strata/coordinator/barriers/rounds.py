@@ -6,8 +6,10 @@
 
 No replica owns a round. Each replica stores the arrivals that it receives, and forwards those of its own members
 repeatedly until it sees the outcome. Any replica that can decide a round writes its outcome; the others find the
-outcome in their view. Waiters are answered from the view only, never from the result of the write. So it makes no
-difference whether this replica wrote the outcome, another one did, or one that has died since.
+outcome in their view. Waiters are answered from the view only, never from the result of the write. So it does not
+matter which replica wrote the outcome, or whether that replica is still alive. A round is *hopeless* if a participant
+that has not arrived is dead, failed or done. `k` is the number of replicas before this one in the order of the
+outcome's writers.
 
 `BarrierBook` stores the open rounds that this replica knows.
 """
@@ -60,7 +62,7 @@ class Waiter(Protocol):
         ...
 
     def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
-        """Receive the refusal of an arrival that does not count, or no longer counts."""
+        """Receive the refusal of an arrival that does not count, or that has ceased to count."""
         ...
 
 
@@ -79,7 +81,7 @@ class Barriers:
     ) -> None:
         """`forward` sends to every ready peer; `ready` returns the ready peers' instances, without this replica's own.
 
-        `served` returns the ranks of a job's world whose sessions are here.
+        `served` returns the ranks of a job's world that have a session at this replica.
         """
         self._context = context
         self._ranks = ranks
@@ -102,7 +104,7 @@ class Barriers:
     # -- arrivals
 
     def arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
-        """Record an arrival. `waiter` receives the outcome; it is None for an arrival that a peer forwarded."""
+        """Record an arrival. `waiter` receives the outcome; None for an arrival that a peer forwarded."""
         try:
             self._arrive(arrival, waiter)
         except StrataError as error:
@@ -158,7 +160,9 @@ class Barriers:
             self._end_if_ended(key)
 
     def on_release(self, job: str, name: str, generation: int) -> None:
-        """Close ended rounds of a barrier whose floor moved: the outcome's own event may be lost."""
+        """Close ended rounds of a barrier whose floor (its last released round) moved; events of their outcomes
+        may be lost.
+        """
         for open_round in self._book.open(job):
             if (open_round.key.name, open_round.key.generation) == (name, generation):
                 self._end_if_ended(open_round.key)
@@ -206,7 +210,7 @@ class Barriers:
             self._writers[key] = self._tasks.create_task(self._write(key), name=f"writer of {key}")
 
     async def _write(self, key: BarrierKey) -> None:
-        """Write the outcome in this replica's turn, unless a peer wrote it; retry while the round can be decided."""
+        """Write the outcome when it is this replica's turn, unless a peer wrote it; retry until the round has ended."""
         delay_ms = writer_delay_ms(key, self._context.instance, self._ready())
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
@@ -282,7 +286,7 @@ class Barriers:
             self._context.charts.round_ended(key.job, seconds)
 
     def _served_of(self, open_round: OpenRound) -> int:
-        """Return the number of participants of a round whose session is here."""
+        """Return the number of a round's participants that have a session at this replica."""
         return sum(rank in open_round.participants for rank in self._served(open_round.key.job))
 
     @staticmethod

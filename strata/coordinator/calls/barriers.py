@@ -1,9 +1,9 @@
-"""Barriers for clients without a session: WaitBarrier is the arrival (PROTOCOLS 5.8).
+"""Barriers for clients without a session: a WaitBarrier call is the arrival (PROTOCOLS 5.8).
 
 The arrival is forwarded and recorded like any other. So the client may call any replica, even one that stops
-before the round ends. Only the answer is bound to the call. The call ends with `Unavailable` after `WAIT_S`, or
-when its replica stops. The client then repeats the call for the same round until the round ends. An arrival for
-a finished round receives its outcome.
+before the round ends. Only the answer depends on that replica: the call ends with `Unavailable` after `WAIT_S`, or
+when the replica stops. The client then repeats the call for the same round until the round ends. An arrival for a
+finished round receives its outcome.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class BarrierCalls:
     ) -> pb.WaitBarrierResponse:
         """Return the outcome once the round is released; raise an error for any other result.
 
-        `Unavailable` while the round is open. The arrival of a client that disconnects still counts.
+        Raise `Unavailable` if the round is still open after `WAIT_S`. The arrival of a client that disconnects
+        still counts.
         """
         arrival = wire.arrival(request.arrival)
         await self._check(request, arrival)
@@ -104,7 +105,7 @@ class BarrierCalls:
         if index is None or index.head.generation < arrival.generation:
             return Refused(f"{arrival.key}: there is no such generation yet", hint="read the world first")
         if index.head.generation > arrival.generation:
-            return None  # the answer is the end of the round or of its generation
+            return None  # the caller receives the round's outcome, or that its generation has ended
         mine = index.ranks(worker, incarnation)
         if all(rank in mine for rank in arrival.ranks):
             return None
@@ -149,7 +150,7 @@ def _name(key: BarrierKey, *, ended: bool) -> str:
 
 
 def _ended(job: JobView, key: BarrierKey, outcome: Entry[BarrierOutcome]) -> pb.BarrierOutcome:
-    """Return an outcome for a list, without its payloads (up to half a megabyte a round) if they fill half a page."""
+    """Return an outcome for a list, without its payloads (up to half a megabyte) if it is larger than half a page."""
     message = wire.outcome_message(job, key, outcome)
     if message.ByteSize() > PAGE_BYTES // 2:
         message.ClearField("payloads")

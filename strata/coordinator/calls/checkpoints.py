@@ -154,7 +154,9 @@ class CatalogCalls:
         decoded: Any,
         find: Callable[[JobView, Any], Entry[CheckpointRecord] | None],
     ) -> JobView:
-        """Settle a decision, and count the phases only if it wrote: the client may repeat a request."""
+        """Settle a decision; count the phases only if the decision wrote, since a repeated request must not count
+        twice.
+        """
         wrote = False
 
         def deciding(job: JobView) -> Decision:
@@ -224,7 +226,7 @@ class CatalogCalls:
                 ),
             )
         except StrataError as error:
-            if granted and not error.retryable:  # otherwise the registration may still take effect
+            if granted and not error.retryable:  # else the registration may still take effect
                 await self._revoke(lease)
             if isinstance(error, NotFound):
                 raise Unavailable("the reader's lease ran out before it was registered") from error
@@ -234,7 +236,7 @@ class CatalogCalls:
     async def _lease(self, request: pb.OpenCheckpointRequest, ttl_s: int) -> tuple[int, bool]:
         """Return the reader's lease, renewed or newly granted, and whether it is new."""
         if lease := self._reader_lease(request):
-            with contextlib.suppress(NotFound):  # it expired: grant a new one
+            with contextlib.suppress(NotFound):  # the lease expired: grant a new one
                 await self._context.store.keep_alive(lease)
                 return lease, False
         return (await self._context.store.grant(ttl_s)).id, True

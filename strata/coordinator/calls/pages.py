@@ -1,7 +1,7 @@
 """Paged lists: an answer fits into one message of bounded size, however long the list is.
 
-A page's token is the key of its last item, so any replica can continue. Items created or deleted meanwhile do
-not shift the others: each item that exists throughout is listed exactly once.
+A page's token is the key of its last item, so any replica can return the next page. Items that are created or deleted
+between two pages do not shift the others: each item that exists throughout is listed exactly once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fill(
 ) -> None:
     """Add the page of items that `request` asks for to `answer`, whose other fields are already set.
 
-    `part` returns an answer with that item alone.
+    `part` returns an answer that contains only the given item.
     """
     parts, answer.next_page_token = page(
         items,
@@ -71,7 +71,7 @@ def fill(
 
 
 def of_state(what: str, token: str, *made_of: Entry[Any] | None) -> str:
-    """Return a key prefix for a list that is replaced as a whole; the prefix identifies the state of `made_of`.
+    """Return a prefix for the keys of a list that is only replaced as a whole; it identifies the state of `made_of`.
 
     Raise `StaleGeneration` for a token of another state: pages of two states do not form one list. No two
     states have the same prefix: a write has a greater revision than all before it, and a deletion lowers the

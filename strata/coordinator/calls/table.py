@@ -2,9 +2,9 @@
 
 A row names a method and the function that answers it; `core.access.authority.RULES` defines which callers may
 call the method. Most methods change one job, and consist of four functions (`change`): decode the request,
-decide on the view, settle the decision, find the fields of the response. Every call takes the same steps: wait
-until the view has reached the caller's token, check that the caller acts for itself only, answer, and put the
-revision that the caller has now seen into the response.
+decide on the view, settle the decision, find the fields of the response. Every call takes the same steps: wait until
+the view has reached the caller's token, check that the caller acts for itself only, answer, and stamp the response
+with the view's revision.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from strata.errors import InvalidArgument, Refused
 from strata.v1 import session_pb2
 
 Answer = Callable[[Any, Identity | None], Awaitable[Any]]
-"""From a request and the caller's identity to the response without its token."""
+"""Takes a request and the caller's identity; returns the response without its token."""
 Decode = Callable[[Any], Any]
-"""From a request to the decoded request; `InvalidArgument` if it is invalid."""
+"""Takes a request; returns the decoded request. `InvalidArgument` if the request is invalid."""
 Decide = Callable[[JobView, Any], Decision]
 Find = Callable[[JobView, Any], Mapping[str, Any]]
-"""From the view of the job after the change, and the decoded request, to the fields of the response."""
+"""Takes the view of the job after the change, and the decoded request; returns the fields of the response."""
 
 
 def _services() -> dict[str, ServiceDescriptor]:
@@ -79,7 +79,7 @@ def change(
     *,
     exists: bool = False,
 ) -> Row:
-    """Return the row of a method that changes the job its request names; `exists`: the job must exist."""
+    """Return the row of a method that changes the job named in the request; `exists`: the job must exist."""
     response: type[Message] = GetMessageClass(descriptor(method).output_type)
 
     async def answer(request: Any, _identity: Identity | None) -> Message:

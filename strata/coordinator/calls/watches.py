@@ -1,8 +1,9 @@
 """Watches for clients, with etcd's promises: ordered, without gaps, resumable (PROTOCOLS 3).
 
 Each watch reads the replica's history from the revision that its client has seen. If a client is more than
-`QUEUE_EVENTS` behind, or its token is older than the history, it receives the whole state (`resync`), which is
-never older than the client's. So no events are queued for a client, and a client learns of every gap.
+`QUEUE_EVENTS` behind, or its token is older than the history, the client receives the whole state (`resync`). That
+state is never older than the state that the client has seen. So no events are queued for a client, and a client
+learns of every gap.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Watches:
         try:
             while not self._stopped:
                 changed.clear()
-                # a new list is a gap, even if the client has seen its revision
+                # a new list is a gap, even if the client has already seen the list's revision
                 missed = self._missed(prefix, seen) if lists == mirror.history.lists else None
                 if seen is None or missed is None:
                     seen, lists = mirror.view.revision, mirror.history.lists
@@ -107,7 +108,7 @@ class Watches:
         """Return the state at `revision` as messages; only the last carries the token.
 
         A client that loses the stream before the last message has no token of the new state, and lists again.
-        The keys are collected at once, but each message is made on demand: a slow reader holds only one in
+        All keys are collected first, but each message is made on demand: a slow reader keeps only one message in
         memory.
         """
         mirror = self._context.mirror

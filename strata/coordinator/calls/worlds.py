@@ -64,7 +64,7 @@ class WorldCalls:
             answer = self._members(job, world, prefix, request)
             if not request.page_size and token in {"", *(page.next_page_token for page in cached.values())}:
                 cached[token] = (
-                    answer  # only for a token that an answer contained: a caller may invent others
+                    answer  # cache only pages whose token an answer contained: a caller may invent tokens
                 )
         response = worlds_pb2.GetWorldResponse()
         response.CopyFrom(answer)
@@ -75,7 +75,7 @@ class WorldCalls:
     def _members(
         self, job: JobView, world: World, prefix: str, request: worlds_pb2.GetWorldRequest
     ) -> worlds_pb2.GetWorldResponse:
-        """Return one page of members, with space left for the head, which the caller of this function adds."""
+        """Return one page of members, with space left for the head; the caller adds the head."""
         answer = worlds_pb2.GetWorldResponse(world=wire.world_message(job, world.head))
         fill(
             answer,

@@ -1,4 +1,4 @@
-"""The committer: commits every complete checkpoint and further copy. Runs on every replica (PROTOCOLS 8.3).
+"""The committer: commits every complete checkpoint, and every complete copy in a further tier (PROTOCOLS 8.3).
 
 The last two acks may come through two replicas, and neither replica then knows that the set of acks is
 complete. So no replica commits in response to an ack. Every replica commits all checkpoints and copies that its

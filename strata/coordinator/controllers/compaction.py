@@ -42,7 +42,7 @@ class Compaction:
         self._compacted = 0
         self._quota_at = 0.0
 
-    def wants(self, batch: WatchBatch) -> bool:  # only time makes work here
+    def wants(self, batch: WatchBatch) -> bool:  # due by time only, never by a change
         return False
 
     async def turn(self) -> None:

@@ -37,7 +37,7 @@ class CoordinatorList:
         return any(event.kv.key.startswith(folders) for event in batch.events)
 
     async def turn(self) -> float | None:
-        """Write the list from the registrations; return a short delay if a registration changed meanwhile."""
+        """Write the list from the registrations; return a short delay if a registration changed during the write."""
         plan = plan_list(
             self._mirror.view, self._keys, epoch=self._fence.epoch, now_unix_ms=int(1000 * self._unix_now())
         )

@@ -2,8 +2,8 @@
 
 An orphan has five seconds to register at another replica. The five seconds count from the latest of three
 events (PROTOCOLS 5.4): this leader first sees the orphan, this leader takes the lead, or a replica registers. A
-leader that may be at fault itself deletes no orphan (5.5). Nor does a leader delete an orphan that already has
-a transport at its replica: the orphan's registration there only waits for a slow etcd.
+leader that may be at fault itself deletes no orphan (5.5). Nor does a leader delete an orphan that already has a
+transport at the leader itself: that orphan's registration only waits for a slow etcd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ATTEMPT_S: Final = 1.2
 little longer than the timeout of a request to one etcd member: with less time, a silent etcd member would not
 count as silent."""
 CLEARING_S: Final = 5.0
-"""How long a job's worlds wait for the next of several transactions that delete its orphans."""
+"""If several transactions delete a job's orphans, how long the job's next world waits for each of them."""
 
 
 class Housekeeping(JobController):
@@ -130,12 +130,12 @@ class Housekeeping(JobController):
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 done = await self._executed(name, first)
-        except TimeoutError:  # a retry must not delete members that have connected here meanwhile
+        except TimeoutError:  # a retry must not delete members that connected here since then
             return AGAIN_S
         if not done:
             return AGAIN_S
         if more:
-            self._clearing_since_ms[name] = _now_ms()  # restart the time limit for each transaction
+            self._clearing_since_ms[name] = _now_ms()  # each transaction has `CLEARING_S` of its own
             return MORE_S
         self._clearing_since_ms.pop(name, None)
         return _soonest(waits_s)

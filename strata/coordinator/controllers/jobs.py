@@ -1,7 +1,7 @@
 """The base of controllers that work job by job: which jobs are due, and when again.
 
-An error affects only its own job. If a hand-written record or a bug makes one job fail, the error is logged,
-and that job is retried after growing pauses. The other jobs go on.
+An error affects only its own job. If a hand-written record or a bug makes the work on one job fail, the error is
+logged, and that work is retried after growing pauses. The other jobs go on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ EVERY_S: Final = 30.0
 class JobController:
     """A controller that works on the due jobs one after the other; a subclass defines `work`.
 
-    Three arguments name the keys whose changes make a job due. `folders`: folders of the job's keys.
-    `barriers`: barriers by name. `attempts`: parts of a checkpoint attempt; if any is named, the attempt's
-    record counts too.
+    Three arguments name the keys whose changes make a job due. `folders`: folders of the job's keys. `barriers`:
+    names of barriers. `attempts`: parts of a checkpoint attempt; if any part is named, a change of the attempt's
+    record makes the job due too.
     """
 
     name: ClassVar[str]
@@ -82,7 +82,7 @@ class JobController:
                 delay_s = await self.work(job)
             except NotLeader:
                 raise
-            except Exception as error:  # noqa: BLE001  # see the head of this file: one job's fault, known or not, must not stop the others
+            except Exception as error:  # noqa: BLE001  # an error in the work on one job must not stop the others
                 report(self.name, error, job=job)
                 delay_s = self._failing.setdefault(job, Backoff()).failed()
             else:

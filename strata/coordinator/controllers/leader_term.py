@@ -23,9 +23,9 @@ OVER: Final = "its controllers may not write any more"
 
 
 class LeaderTerm:
-    """Runs fresh controllers for every term that the election brings.
+    """Runs new controllers in every term that this replica wins.
 
-    `has_recent_transport`: whether a boot of a job's worker has a transport here, or had one a moment ago.
+    `has_recent_transport`: whether a boot of a job's worker has a transport at this replica, or had one a moment ago.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LeaderTerm:
             await self._run_term(await self._context.election.elected())
 
     async def _run_term(self, epoch: Epoch) -> None:
-        """Run the controllers until the term ends; the first controller that loses the fence ends it for all."""
+        """Run the controllers until the term ends; the first controller that loses the fence ends the term for all."""
         election, mirror = self._context.election, self._context.mirror
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -29,9 +29,9 @@ log = get_logger()
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 REST_SHARE: Final = 2.0
-"""The rest after a turn, as a multiple of the turn's duration."""
+"""The pause after a turn, as a multiple of the turn's duration."""
 LONGEST_REST_S: Final = 0.25
-"""The maximum rest: well within the time in which a leader's world controller must turn (PROTOCOLS 4.4)."""
+"""The longest pause: much less than the time in which a leader's world controller must make a turn (PROTOCOLS 4.4)."""
 
 
 class Controller(Protocol):
@@ -44,7 +44,9 @@ class Controller(Protocol):
     def tick_s(self) -> float: ...
 
     def wants(self, batch: WatchBatch) -> bool:
-        """Record a change; return whether it may give work. Called on every batch, so it must be cheap."""
+        """Record a change; return whether it may cause work. The loop calls this on every batch, so it must be
+        cheap.
+        """
         ...
 
     async def turn(self) -> float | None:
@@ -86,7 +88,7 @@ async def drive(controller: Controller, mirror: Mirror, measures: Measures | Non
                 delay_s = await controller.turn()
             except NotLeader:
                 raise
-            except Exception as error:  # noqa: BLE001  # one controller's fault, known or not, must not depose the leader: it is reported and tried again
+            except Exception as error:  # noqa: BLE001  # an error in one controller must not depose the leader: report it, and repeat the turn
                 failed.add()
                 report(controller.name, error)
                 await asyncio.sleep(backoff.failed())

@@ -1,8 +1,8 @@
 """Retention: marks checkpoints that a job's policy drops or that two hosts found damaged (PROTOCOLS 8.6, 8.8).
 
 A coordinator only marks checkpoints. The hosts that store the bytes remove them: they request maintenance
-tasks. The controller is level-triggered: it works on each change of a key that the policy reads. A checkpoint
-that becomes too old is marked at the next check of every job, at most half a minute later.
+tasks. The controller is level-triggered: it works on each change of a key that the policy reads. A checkpoint that
+becomes too old is marked at the next check of all jobs, at most half a minute later.
 """
 
 from __future__ import annotations

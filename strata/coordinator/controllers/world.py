@@ -3,9 +3,12 @@
 `plan_world` decides. This controller measures time and executes the plan under the fence. It also beats for the
 controller watchdog: a leader whose world controller makes no turns must not renew its lease.
 
-1. Before a new head, the controller commits the saves that are complete, so that the world begins from them.
-2. The controller aborts the other saves.
-3. After the head, the controller aborts any save that began between step 2 and the head.
+A new world replaces the old one in four steps:
+
+1. The controller commits the complete saves, so that the new world begins from them.
+2. It aborts the other saves.
+3. It writes the new head (the record of the new world's generation).
+4. It aborts any save that began between steps 2 and 3.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from strata.observe import get_logger
 log = get_logger()
 
 TURN_S: Final = 0.5
-"""The longest time between two turns, so that the beat is never older than that."""
+"""The longest time between two turns, so that the last beat is never older than this."""
 CLEARING_POLL_S: Final = 0.05
 MAX_ROUNDS: Final = 20
-"""The most plans of one job in one turn; a job that needs more changes as fast as it is planned."""
+"""The most plans of one job in one turn. If these are not enough, the job's keys change as fast as the leader plans."""
 
 FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest", "rewind"})
 
@@ -71,7 +74,9 @@ class Worlds(JobController):
         return await super().turn()
 
     async def work(self, name: str) -> float | None:
-        """Advance one job as far as its view allows; return when its settling or a notice's deadline ends."""
+        """Advance one job as far as its view allows; return the seconds until its settling or a notice's deadline
+        ends.
+        """
         keys = self._keys.job(name)
         for _ in range(MAX_ROUNDS):
             self._heartbeat.beat()
@@ -122,9 +127,9 @@ class Worlds(JobController):
         return {revision: now - at for revision, at in since.items()}
 
     def _settling_s(self, job: JobView, request_ages_s: Mapping[int, float]) -> float | None:
-        """Return how long the members of this job still settle; None if no settling is needed.
+        """Return how much longer the next world waits for the membership to settle; None if it need not wait.
 
-        The clock is this leader's own and restarts with its term: the time affects liveness only.
+        A new leader measures this time from zero again, which affects liveness only.
         """
         name, spec = job.keys.name, job.spec()
         if spec is None or not needs_settling(job, request_ages_s):

@@ -1,8 +1,8 @@
-"""Dry runs: whether etcd accepts writes, with the schedule of `core.leadership.etcd_writable`.
+"""Dry runs: checks whether etcd accepts writes, on the schedule of `core.leadership.etcd_writable`.
 
-At rest a replica makes one dry run a minute. Every five seconds it requests the status and the alarms of etcd's
-members: requests that only read wait for no disk. The next dry run is due at once if etcd refuses a write of this
-replica for lack of space, or is silent.
+While etcd works, a replica makes one dry run a minute. Every five seconds it requests the status and the alarms of
+etcd's members: these requests only read, and so wait for no disk. If etcd refuses a write of this replica for lack of
+space, or is silent, the next dry run is due immediately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANSWER_S: Final = 2.0
 
 
 def dry_run(keys: ClusterKeys) -> Txn:
-    """Return a transaction that etcd handles as a write but that never writes: no version is below 0."""
+    """Return a transaction that etcd handles as a write, but whose compare is never true: no version is below 0."""
     never = Compare(key=keys.dry_run, target=Target.VERSION, op=Op.LESS, operand=0)
     return Txn(compares=(never,), success=(Put(key=keys.dry_run, value=b"never written"),))
 
@@ -99,7 +99,9 @@ class DryRuns:
             self._state.proved(self._clock())
 
     def _why(self, error: Exception) -> str:
-        """Return why a dry run failed, by the last status of etcd's members; they report it even without a leader."""
+        """Return why a dry run failed, by the last status of etcd's members; they report their status even
+        without a leader.
+        """
         answering = [member for member in self._members if member.version]
         if self._members and all(member.error == NO_LEADER for member in answering):
             return f"it has no leader: {len(answering)} of {len(self._members)} members answer"
@@ -109,7 +111,7 @@ class DryRuns:
         while True:
             try:
                 self._members = await self._ask_members()
-            except StrataError as error:  # a replica that may not list alarms learns of them by a dry run
+            except StrataError as error:  # without permission to list alarms, a dry run shows them
                 self._members = (EtcdMember(endpoint="etcd", error=error.message),)
             if any(member.full for member in self._members):
                 self._state.suspect()

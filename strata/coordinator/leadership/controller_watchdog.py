@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class ControllerWatchdog:
-    """When the controller's loop last turned, by `clock`."""
+    """Records when the controller's loop last made a turn, by `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -19,12 +19,12 @@ class ControllerWatchdog:
         self._waiting = 0
 
     def beat(self) -> None:
-        """Record that the loop turned."""
+        """Record a turn of the loop."""
         self._at = self._clock()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count as turning while the body waits for etcd."""
+        """Count the time in the body as progress: the body waits for etcd."""
         self._waiting += 1
         try:
             yield
@@ -34,5 +34,5 @@ class ControllerWatchdog:
 
     @property
     def turned_s(self) -> float:
-        """When the loop last turned; the current time while it waits for etcd."""
+        """When the loop last made a turn; the current time while the loop waits for etcd."""
         return self._clock() if self._waiting else self._at

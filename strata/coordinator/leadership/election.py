@@ -1,8 +1,8 @@
 """Leader election: carries out the steps of `core.leadership.leader`, and publishes the epoch inside the replica.
 
-The pure part decides every step from (leader state, view, time). This module does the I/O: the lease and its
-renewal on a store handle of their own, the campaign, the confirmation, the guarded delete. Code that acts as
-the leader reads `epoch` before each act; each read of `epoch` reads the clock again.
+That pure module decides every step from (leader state, view, time). This module does the I/O: the lease and its
+renewal on a store handle of their own, the campaign, the confirmation, the guarded delete. Code that acts as the
+leader reads `epoch` before each act; each read of `epoch` reads the clock again.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class Election:
             await self._term_changed.wait()
 
     def deposed(self, epoch: Epoch, reason: str) -> None:
-        """End the leadership of `epoch` at once, if it is the current one."""
+        """End the leadership of `epoch` immediately, if `epoch` is the current one."""
         if self._leader_state.epoch == epoch:
             self._stop(reason)
             self._wake.set()
 
     async def resign(self) -> None:
-        """Stop leading and delete the leader key if this instance holds it, so that another replica leads at once.
+        """Stop leading and delete this instance's leader key, if there is one, so that another replica can lead.
 
         Revoke the lease too: a campaign still in flight must not win for a replica that has stopped.
         Call this after `run` has ended. The caller sets the time limit, since etcd may be unreachable.
@@ -189,7 +189,9 @@ class Election:
                 self._stop(step.reason)
 
     async def _submit(self, txn: Txn) -> None:
-        """Execute once and wait until the view shows the outcome. An unknown outcome is left to the next step."""
+        """Execute once and wait until the view shows the outcome. If the outcome is unknown, the next step finds
+        it in the view.
+        """
         try:
             result = await self._renewals.execute(txn)
         except NotFound:  # the lease expired while the request was in flight
@@ -200,7 +202,7 @@ class Election:
     async def _pause(self, limit_s: float | None) -> None:
         """Return after `limit_s`, or when the leader key or the leader state changes."""
         with suppress(TimeoutError):
-            # A clock other than the loop's may be slightly ahead of it: the minimum prevents a busy loop.
+            # The election's clock may be slightly ahead of the loop's: the minimum prevents a busy loop.
             async with asyncio.timeout(None if limit_s is None else max(limit_s, 0.001)):
                 await self._wake.wait()
 
@@ -220,7 +222,7 @@ class Election:
         self._announce()
 
     async def _renew(self) -> None:
-        """Send one keepalive; if the lease is still the same, its answer moves the deadline.
+        """Send one keepalive. Its answer moves the deadline if this replica still leads under the same lease.
 
         Also read the leader key. A slow or broken watch may hide that the key was deleted, and etcd may
         renew a lease whose key is deleted (PROTOCOLS 4.5).
@@ -238,7 +240,7 @@ class Election:
             ttl_s = 0
         except StrataError as error:  # retried like any other until the lease expires (PROTOCOLS 4.5)
             log.warning("leadership_not_renewed", error=str(error))
-        if self._leader_state.lease == lease:  # otherwise this leadership has ended meanwhile
+        if self._leader_state.lease == lease:  # otherwise this leadership ended during the keepalive
             if not held:
                 self._stop(f"etcd no longer has the leader key of epoch {epoch}")
             else:

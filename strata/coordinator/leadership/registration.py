@@ -1,13 +1,13 @@
 """The replica's registration: its own key `P/replicas/<replica>`, alive as long as its lease is renewed.
 
 The key shows clients and peers the address where this replica serves. The key also shows the leader that this
-instance's members are not orphans. One instance at a time owns the name. The key of an earlier run (a
-*remnant*) expires with its lease within seconds. A remnant with the address that this instance has bound is
-deleted at once, since no other process can serve there. An instance that keeps renewing the key is another
+instance's members are not orphans. Only one instance at a time owns the replica's name. The key of an earlier run (a
+*remnant*) expires with its lease within seconds. A remnant with the address that this instance has bound is deleted
+immediately, since no other process can serve at that address. An instance that keeps renewing the key is another
 replica of the same name: a conflict.
 
-Nothing here waits for the view. A frozen etcd member may delay the watch for about 15 s, and may cost the lease too.
-Without the key, this replica's members would be deleted meanwhile.
+Nothing here waits for the view. A frozen etcd member may delay the watch for about 15 s, and the lease may expire in
+that time. While the key is missing, the leader may delete this replica's members.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Registration:
     async def run(self) -> None:
         """Register, renew, and register again if the key is lost; until cancelled.
 
-        `Conflict` if another instance holds the name and stays alive.
+        `Conflict` if another instance has the name and stays alive.
         """
         while True:
             try:
@@ -99,7 +99,7 @@ class Registration:
             with suppress(TimeoutError):  # on a timeout the holder is alive, so its key is no remnant
                 async with asyncio.timeout(REMNANT_S):
                     await self._mirror.wait_until(self._is_free)
-            self._lease = (await self._store.grant(LEASE_S)).id  # the previous lease expired meanwhile
+            self._lease = (await self._store.grant(LEASE_S)).id  # the previous lease expired during the wait
             await self._settle()
         self._is_held = self._was_registered = True
 
@@ -122,7 +122,7 @@ class Registration:
         failing = False
         while True:
             try:
-                # the failed attempt took as long as a pause; the lease has time for one more attempt
+                # a failed attempt already took as long as a pause; one more attempt fits into the lease
                 async with asyncio.timeout(RETRY_S if failing else RENEW_S):
                     await self._mirror.wait_until(self._is_lost)
                 return

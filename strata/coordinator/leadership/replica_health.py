@@ -48,7 +48,7 @@ class Health:
         )
 
     def better_off(self, peer_silence_s: float) -> bool:
-        """True if members should move to a ready peer that last heard from etcd `peer_silence_s` ago."""
+        """True if members should move to a ready peer for which etcd has been silent for `peer_silence_s`."""
         return self._diagnosis.better_off(
             self._clock(),
             etcd_silence_s=self.etcd_silence_s(),
@@ -70,7 +70,7 @@ class Health:
         )
 
     def alone(self) -> None:
-        """Record that no peer is ready any more."""
+        """Record that the last ready peer is no longer ready."""
         self._diagnosis.spare(self._clock(), "it lost every peer that was ready")
 
     def lost(self, *, left: int) -> None:

@@ -1,7 +1,7 @@
 """Takeover from a dead leader: carries out the decisions of `core.leadership.takeover`.
 
-The links to the other replicas report every handshake and every end to this module. This module investigates
-one *case* at a time: a leader whose link broke. Deleting the leader's key wakes every election.
+The links to the other replicas report every handshake and every end of a link to this module. This module
+investigates one *case* at a time: a leader whose link broke. Deleting the leader's key wakes every election.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Deposition:
             log.warning("deposed_leader_alive", instance=instance)
 
     def linked(self, instance: InstanceId) -> None:
-        """Record that this replica's link to the instance is up: it completed a handshake under that uuid."""
+        """Record that this replica's link to the instance is up: the instance completed a handshake."""
         self._linked.add(instance)
         self.met(instance)
 
     def unlinked(self, instance: InstanceId, *, broke: bool) -> None:
-        """Record that this replica's link to the instance, which was up, ended. `broke`: the peer closed or reset it.
+        """Record that this replica's link to the instance is down. `broke`: the peer closed or reset the link.
 
         Silence, or an error that shows nothing about the other process, opens no case.
         """

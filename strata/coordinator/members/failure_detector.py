@@ -1,21 +1,21 @@
 """The failure detector: which members have a transport to this replica, and removal of the dead (PROTOCOLS 5.2, 5.3).
 
 A transport is a session or a client's heartbeats. A worker key that names this replica in `served_by` is
-*connected* while a transport of the same boot is up here. If the key stays disconnected for
-`reconnect_grace_s`, this replica deletes the key. The delete compares the key's mod_revision, so a member that
-came back at another replica is never removed.
+*connected* while a transport of the same boot is up at this replica. If the key stays disconnected for
+`reconnect_grace_s`, this replica deletes the key. The delete compares the key's mod_revision, so a member that came
+back at another replica is never removed.
 
-A key may also name this replica although its member has had no session here since. Either the client gave up
-half way through its registration, or a hand-over took effect after all processes involved had abandoned it. In
-both cases no transport has failed: another replica may have served the member until that moment, and the member
-must find a replica again while etcd is slow. The member has `detect_s` less the grace to do that.
+A key may also name this replica although its member has not connected here since the key was written. Either the
+client ended its registration half way, or a hand-over took effect after all processes that took part in it had given
+it up. In both cases no transport has failed. Another replica may have served the member until the key changed. The
+member must then find a replica again, perhaps while etcd is slow, and has `detect_s` less the grace to do that.
 
-While the fault may be its own, this replica removes no member (PROTOCOLS 5.5): each removal first checks
-`core.leadership.replica_health`. While etcd cannot be reached, this replica removes no member either. A removal
-is sent only if etcd has just answered, with a short deadline, and is decided again before each repetition. A
-removal whose outcome is unknown may still take effect after its member is back. Therefore the member's
-registration writes the key once more (`pending_removal`). The late removal then fails, because the key no
-longer has the revision that the removal compares.
+While this replica itself may be at fault, it removes no member (PROTOCOLS 5.5): each removal first checks
+`core.leadership.replica_health`. While etcd cannot be reached, this replica removes no member either. A removal is
+sent only if etcd has just answered. It has a short deadline, and is decided again before each repetition. A removal
+whose outcome is unknown may still take effect after its member is back. Therefore the member's registration writes
+the key once more (`pending_removal`). The late removal then fails, because the key no longer has the revision that
+the removal compares.
 
 Conversely, a transport is dismissed once the view shows that this replica no longer serves its member.
 """
@@ -83,9 +83,10 @@ class FailureDetector:
         self._disconnected_since: dict[_Key, float] = {}
         self._removals: dict[_Key, asyncio.Task[None]] = {}
         self._failed: dict[_Key, int] = {}
-        """The mod_revision of each key whose member was served here and whose transport failed."""
+        """The mod_revision of each key whose member was served by this replica, and whose transport failed."""
         self._last: dict[tuple[_Key, BootId], float] = {}
-        """The last sign of life on each transport that ended within the last `_away_s`, in the order of the ends."""
+        """The last sign of life on each transport that ended within the last `_away_s`, in the order in which
+        they ended."""
         self._named_since: dict[_Key, tuple[int, float]] = {}
         """The mod_revision at which a key names this replica, and when this replica first saw that."""
         self._pending_removal: dict[_Key, int] = {}
@@ -153,8 +154,8 @@ class FailureDetector:
         silent = transport.quiet_s() >= timing.detect_s
         named_since = self._named_since_s(key, transport.boot)
         if silent and not transport.incarnation and now < named_since + timing.detect_s:
-            # A hand-over that took effect late. The member may have sent heartbeats to another replica until
-            # then, and that replica may serve it for `detect_s` more. Until then, no other process may take the
+            # The hand-over took effect late. The member may have sent heartbeats to another replica until then,
+            # and that replica may serve it for `detect_s` more. Until then, no other process may take the
             # member's name.
             self._disconnected_since[key] = named_since + 2 * timing.reconnect_grace_s
         elif transport.incarnation or silent:
@@ -301,7 +302,7 @@ class FailureDetector:
                         await asyncio.sleep(REFUSED_S)
                 self.look(job, worker)
         except PoisonRecord as error:
-            # written by hand; its repair changes the key, which starts `look` again
+            # a hand-written record; when it is repaired, the key changes, and `look` runs again
             log.warning("removal_impossible", job=job, worker=worker, error=error.message)
         except Exception:
             # a bug that one member's record triggers must not end the replica, which serves all others
@@ -310,7 +311,7 @@ class FailureDetector:
             del self._removals[key]
 
     def _grace_s(self, key: _Key) -> float:
-        """Return how long a member may be disconnected before it counts as dead.
+        """Return how long a member may be disconnected before this replica removes it as dead.
 
         A newcomer under the same name waits `detect_s`, which must be longer than this grace.
         """
@@ -342,7 +343,7 @@ class FailureDetector:
 
     @property
     def _away_s(self) -> float:
-        """How long a client that got no answer here may take until it calls this replica again.
+        """How long a client without an answer from this replica may take until it calls this replica again.
 
         The client calls all other replicas first. The leader allows a member the same time after the loss of
         its replica.

@@ -9,8 +9,9 @@ from strata.coordinator.peers.registry import PeerRegistry
 from strata.v1 import session_pb2
 
 STEADY_S: Final = 2.0
-"""How long a replica must be ready before it accepts members that only look for a ready one. After an etcd outage
-of all replicas, the members' own replicas are ready by then too, and have reported it."""
+"""How long a replica must have been ready before it accepts members whose only reason to move is that their own
+replica is not ready. After an etcd outage of all replicas, the members' own replicas are ready by then too, and have
+reported it."""
 
 
 class Readiness:
@@ -36,7 +37,7 @@ class Readiness:
         return session_pb2.Tick(sequence=sequence, ready=ready, ready_addresses=addresses)
 
     def unsteady(self) -> str:
-        """Return why members of other replicas may not move here, or an empty string if they may."""
+        """Return why members of other replicas may not move to this replica, or an empty string if they may."""
         ready, why = self._context.is_ready()
         if not ready:
             return why

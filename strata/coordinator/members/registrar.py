@@ -1,10 +1,10 @@
 """Registration of a member at this replica, by a session or by a unary call.
 
-Another boot on a live key is a *newcomer* (PROTOCOLS 5.2). The newcomer waits while it is unknown whether the
-old process is alive. If the old process loses its transport at this replica, the newcomer supersedes it at
-once. If the old process loses its transport at another replica, that replica deletes the key. After `detect_s`
-the newcomer is refused, unless the old process's replica itself is lost: then the leader is about to delete the
-key.
+A process that registers under a live key of another boot is a *newcomer* (PROTOCOLS 5.2). The newcomer waits while it
+is unknown whether the old process is alive. If the old process loses its transport at this replica, the newcomer
+supersedes it immediately. If the old process loses its transport at another replica, that replica deletes the key.
+After `detect_s` the newcomer is refused, unless the old process's replica itself is lost: then the leader is about to
+delete the key.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from strata.core.members.registration import Registration
 from strata.errors import Conflict, StaleIncarnation, Unavailable
 
 ORPHAN_HOLD_S = 15.0
-"""How long a newcomer waits at most for a key that the leader is expected to delete, or while
-this replica deletes nobody."""
+"""The longest time that a newcomer waits while the leader is expected to delete the key, or while this replica
+deletes nobody."""
 
 POLL_S = 1.0
 """How often the decision about a waiting newcomer is repeated without a change of the view."""
@@ -42,8 +42,8 @@ class Registrar:
     ) -> Entry[Worker]:
         """Return the worker key once it belongs to this boot, and this replica serves it.
 
-        `transport` counts as up from now on. If this raises, the caller decides how long the transport stays up.
-        `leaving`: only take over an existing key; create none.
+        `transport` counts as up from this call on. If the method raises, the caller decides how long the
+        transport stays up. `leaving`: only take over an existing key; create none.
         """
         job = transport.job
         self._failure_detector.connected(transport)
@@ -60,7 +60,7 @@ class Registrar:
                 left_s = began + held_s - loop.time()
                 if left_s <= 0:
                     raise
-                with suppress(TimeoutError):  # then check again whether the holder's replica is alive
+                with suppress(TimeoutError):  # check again if the holder's replica is alive
                     async with asyncio.timeout(min(left_s, POLL_S)):
                         await self._failure_detector.changed(job, registration.worker)
 

@@ -10,7 +10,7 @@ from strata.v1 import session_pb2
 
 
 class SessionRegistry:
-    """Created before both the component that opens sessions and those that list them."""
+    """The registry of open sessions, made before the parts of the replica that open or list sessions."""
 
     def __init__(self, ranks: RankIndexes) -> None:
         self._ranks = ranks
@@ -35,14 +35,14 @@ class SessionRegistry:
         return [member for members in self._by_job.values() for member in members]
 
     def ranks(self, job: str) -> Iterator[int]:
-        """Yield the ranks of the job's world whose session is open here."""
+        """Yield the ranks of the job's world that have an open session at this replica."""
         index = self._ranks.of(job)
         if index is not None:
             for member in self.of(job):
                 yield from index.ranks(member.worker, member.incarnation)
 
     def inspect(self, job: str, rank: int) -> None:
-        """Request evidence from the member that runs a rank, if its session is here."""
+        """Request evidence from the member that runs a rank, if the member's session is at this replica."""
         index = self._ranks.of(job)
         for member in self.of(job) if index is not None else ():
             if index is not None and rank in index.ranks(member.worker, member.incarnation):

@@ -41,13 +41,13 @@ from strata.wire.enums import PHASES
 log = get_logger()
 
 SEALER_NEWS_S: Final = 0.005
-"""Acks of one save come in bursts. A burst makes one message to the member of rank 0, which waits for the last ack to
-compose the global manifest. The end of a save is sent to all members at once."""
+"""Acks of one save come in bursts. A burst makes one message to the member that runs rank 0, because rank 0 composes
+the global manifest after the last ack. The end of a save is sent to all members immediately."""
 OTHERS_NEWS_S: Final = 1.0
 """Other members only display the acks. Sending every ack to every member would cost the square of their number."""
 RECENT_CHECKPOINTS: Final = 2
 """How many ended saves of its generation a session receives at its start, since the member may have missed
-their end. At most this many saves are in flight at once."""
+their end. At most this many saves are in flight at the same time."""
 
 
 class Sessions:
@@ -85,7 +85,7 @@ class Sessions:
         self.move_registering(addresses, reason)
 
     def move_registering(self, addresses: Iterable[str], reason: str) -> None:
-        """Send members that are still registering to another replica: here the registration cannot succeed."""
+        """Move members that are still registering to another replica: at this one the registration cannot succeed."""
         where = list(addresses)
         for member, scope in self._registering.items():
             if not member.parting:
@@ -134,7 +134,9 @@ class Sessions:
     async def _register(
         self, member: MemberSession, registration: Registration, leaving: bool
     ) -> Entry[Worker]:
-        """Register a member. If the member is sent to another replica meanwhile, this replica must not take it back."""
+        """Register a member. If it is sent to another replica during the registration, this replica must not take
+        it back.
+        """
         try:
             async with asyncio.timeout(None) as self._registering[member]:
                 return await self._registrar.register(member, registration, leaving=leaving)
@@ -213,14 +215,14 @@ class Sessions:
             member.send(own)
 
     def _send_save(self, save: _Save, *, sealer: bool | None) -> None:
-        """Send a save to the member of rank 0 (`sealer`), to the others (False), or to all members (None)."""
+        """Send a save. `sealer`: True for the member of rank 0 only, False for all others, None for all members."""
         name, step, generation = save
         job, index = self._context.job(name), self._serving.ranks.of(name)
         entry = job.checkpoint(step, generation)
         if entry is None or index is None:
             return
         if index.head.generation != generation and not has_open_report(job, entry.record):
-            return  # of an older world's saves, only one with a corruption report concerns this world
+            return  # a save of an older world concerns this world only if it has a corruption report
         message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
         for member in self._registry.of(name):
             place = index.place(member.worker, member.incarnation)
@@ -228,7 +230,7 @@ class Sessions:
                 member.send(message)
 
     def _current_saves(self, job: JobView) -> Iterator[Entry[CheckpointRecord]]:
-        """Yield saves under a corruption report, the current generation's open saves, and its last ended ones."""
+        """Yield saves with a corruption report, the current generation's open saves, and its last ended saves."""
         head = job.head()
         if head is None:
             return
@@ -272,7 +274,7 @@ class _DelayedUpdates:
 
 
 def _floors(job: JobView, generation: int) -> Iterator[tuple[str, int]]:
-    """Yield each barrier's name with its last finished round of this generation."""
+    """Yield each barrier's name with its last released round of this generation."""
     for name in job.view.names(job.keys.barriers):
         floor = job.view.record(job.keys.barrier_floor(name, generation), BarrierFloor)
         if floor is not None:

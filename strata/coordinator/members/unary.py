@@ -2,12 +2,11 @@
 
 A client that is silent for `detect_s` has lost its transport, and the failure detector treats it like a broken stream.
 
-A heartbeat may come to any replica, so that a client can spread its calls. A replica that receives a heartbeat
-for another replica's member forwards it, and answers "alive" only once the serving replica has received it.
-Otherwise the client could trust the answer while the serving replica counts `detect_s` of silence. If the
-serving replica is lost, does not answer or does not know the member, the heartbeat causes a hand-over (5.2): a
-guarded write, after which the key names this replica. So an answered heartbeat has always reached the replica
-in `served_by`.
+A heartbeat may come to any replica, so that a client can spread its calls. A replica that receives a heartbeat for
+another replica's member forwards the heartbeat, and answers "alive" only once the serving replica has received it.
+Otherwise the client could trust the answer while the serving replica counts `detect_s` of silence. If the serving
+replica is lost, does not answer or does not know the member, the heartbeat causes a hand-over (5.2): a guarded write,
+after which the key names this replica. So an answered heartbeat has always reached the replica in `served_by`.
 
 A *bare* heartbeat names neither boot nor incarnation. It is meant for programs that know no other call. The
 first bare heartbeat registers its worker; only the worker's name identifies the process.
@@ -254,7 +253,7 @@ class UnaryMembers:
         entry = self._context.job(job).worker(request.worker_id)
         if entry is not None and entry.record.boot == registration.boot:
             request.incarnation = entry.create_revision
-            with suppress(NotFound, StaleIncarnation):  # the key was removed meanwhile
+            with suppress(NotFound, StaleIncarnation):  # the key was removed after the look-up
                 await self._keep_alive(request)
                 return
         request.incarnation = await self._register(job, registration)
@@ -285,7 +284,9 @@ class UnaryMembers:
         return entry
 
     def _job_answer_at(self, job: str, _state: int) -> pb.HeartbeatResponse:
-        """Return the common part of the answers to heartbeats of members with a place, at one state of the view."""
+        """Return the common part of the answers to heartbeats of members with a place in the world, at one state
+        of the view.
+        """
         view = self._context.job(job)
         phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(
@@ -307,7 +308,7 @@ def _as_fit(reported: Iterable[pb.RankProgress], left_bytes: int) -> Iterator[pb
         if one.ByteSize() > left_bytes // 4:
             one.ClearField("stack")
             one.ClearField("trace_file")
-        left_bytes -= one.ByteSize() + 8  # the tag and length of its field
+        left_bytes -= one.ByteSize() + 8  # with the tag and length of the field
         if left_bytes < 0:
             return
         yield one

@@ -30,7 +30,7 @@ class PeerHandler:
         history: Callable[[peers_pb2.PeerHistory], None],
         interest: Callable[[peers_pb2.PeerInterest], None],
     ) -> None:
-        """`heartbeat` returns whether the member is served here, and records it as alive."""
+        """`heartbeat` returns whether this replica serves the member, and records the member as alive."""
         self._context = context
         self._arrivals = arrivals
         self._progress = progress

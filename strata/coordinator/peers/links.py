@@ -1,4 +1,4 @@
-"""The dialling side of links between replicas: one link to each other replica while it is registered.
+"""The dialling side of links between replicas: one link to every other registered replica.
 
 The dialling side sends arrivals, progress, and heartbeats of members that the peer serves. The accepting side
 sends answers to heartbeats, and a tick every 500 ms that reports whether the accepting replica is ready.
@@ -36,7 +36,7 @@ HELLO_S: Final = 2.0
 SILENT_S: Final = 3.0
 """A link without a tick for this long is closed and opened again."""
 SILENCE_POLL_S: Final = 0.05
-"""How often peers are checked for being silent too long to be ready."""
+"""How often peers that have been silent for too long are marked as not ready."""
 
 
 class PeerLinks:
@@ -104,7 +104,7 @@ class PeerLinks:
                     with self._deposition_informed(peer), self._history_sent(link, since_s):
                         await self._receive(peer, link)
             except StrataError as error:
-                log_line = log.debug if peer.link is None else log.info  # info: the link was established
+                log_line = log.debug if peer.link is None else log.info  # info: the link had been up
                 log_line("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
             finally:
                 self._mark_down(peer)

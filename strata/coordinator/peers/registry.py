@@ -1,8 +1,7 @@
 """The registry of the other replicas: records which are ready, and sends messages to the ready ones.
 
-A peer is ready while its last tick reported so and is less than a second old. Arrivals are forwarded only to
-ready peers, and only ready peers are in the order of writers. `PeerLinks` dials peers and updates this
-registry.
+A peer is ready while its last tick reports it as ready and is less than a second old. Arrivals are forwarded only to
+ready peers, and only ready peers are in the order of writers. `PeerLinks` dials peers and updates this registry.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from strata.wire.barriers import batches
 
 NOT_RECEIVED: Final = "the replica that answers receives nothing from it"
 HEARTBEAT_REPLY_S: Final = 1.0
-"""How long a peer may take to answer a heartbeat, before this replica takes its member over."""
+"""How long a peer may take to answer a heartbeat, before this replica takes the member over."""
 
 
 class Peer:
@@ -67,7 +66,7 @@ class PeerRegistry:
         return [peer.address for peer in self._ready_now() if health.better_off(now_s - peer.etcd_s)]
 
     def silent(self) -> list[Peer]:
-        """Return the peers that count as ready but have not reported so within a second."""
+        """Return the peers that count as ready, but have not reported for a second that they are."""
         now_ready = self._ready_now()
         return [peer for one in self._ready if (peer := self.peers[one]) not in now_ready]
 

@@ -41,8 +41,8 @@ SAMPLE_S: Final = 1.0
 FRESH_S: Final = 5.0
 """A job whose generation has not run for longer than this is down."""
 MAX_SERIES: Final = (128 << 20) // SERIES_BYTES
-"""The limit for all jobs together. Near the limit, the longest-idle job loses its history; if no job is idle,
-no series is added."""
+"""The limit for all jobs together. Above three quarters of the limit, the longest-idle job loses its history. At the
+limit, no series is added."""
 IDLE_S: Final = 60
 NOT_YET: Final = frozenset({"restore", "join", "begin", "start"})
 """The phases in which a rank has no meaningful step yet."""
@@ -121,7 +121,9 @@ class JobCharts:
         return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
 
     def samples_per_s(self, now_s: float) -> float | None:
-        """Return the samples a second that the running generation uses; None if none runs, or none are reported."""
+        """Return the samples a second that the running generation uses; None if no generation runs or no samples
+        are reported.
+        """
         if self.training is None or not self.training.samples or now_s - self._ran_s > FRESH_S:
             return None
         return self.samples.per_s(now_s)
@@ -224,7 +226,7 @@ class Charts:
         self._bound(second)
 
     def _running(self, name: str, generation: int) -> int:
-        """Return the size of the job's generation if it is the current one and the job runs; else 0."""
+        """Return the size of the generation if it is the job's current one and the job runs; else 0."""
         try:
             job = JobView(self._view, self._keys.job(name))
             head, phase = job.head(), self._view.record(job.keys.phase, JobPhase)
@@ -274,7 +276,7 @@ class Charts:
     # -- between replicas
 
     def history_since_s(self) -> int:
-        """Return the second before which peers should send their history; 0 (none) from `LEARN_S` after the start."""
+        """Return the second before which peers should send their history; 0 once the start is `LEARN_S` ago."""
         return self._since_s if self._unix_now() - self._since_s < LEARN_S else 0
 
     def before(self, second: int) -> Iterator[PeerHistory]:

@@ -12,18 +12,18 @@ from typing import Final
 
 POLL_S: Final = 5.0
 MAX_OBSERVED_RANKS: Final = 256
-"""Jobs and ranks viewed at once; further ones are ignored."""
+"""The most jobs and ranks that may be viewed at the same time; further ones are ignored."""
 
 
 class Interest:
-    """The jobs and ranks that somebody views, here or at a peer."""
+    """The jobs and ranks that somebody views, at this replica or at a peer."""
 
     def __init__(self) -> None:
         self._own: dict[tuple[str, int | None], float] = {}
         self._theirs: dict[tuple[str, int | None], float] = {}
 
     def look(self, job: str, rank: int | None = None) -> None:
-        """Record that somebody views a job here, or one of its ranks."""
+        """Record that somebody views a job, or one of its ranks, at this replica."""
         self._note(self._own, job, rank)
 
     def record_peer(self, job: str, ranks: Iterable[int]) -> None:
@@ -33,7 +33,7 @@ class Interest:
             self._note(self._theirs, job, rank)
 
     def own(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield each job that is viewed here, with its viewed ranks."""
+        """Yield each job that is viewed at this replica, with its viewed ranks."""
         now_s = asyncio.get_running_loop().time()
         current = [key for key, until_s in self._own.items() if until_s > now_s]
         for job in dict.fromkeys(job for job, _rank in current):

@@ -1,7 +1,8 @@
-"""The newest reports of ranks and devices: in memory, for people, and to name what missing ranks were doing.
+"""The newest reports of ranks and devices: in memory, for people, and to state the last phase of ranks that a barrier
+misses.
 
 A rank's agent detects a stall, and reports the stall together with the rank's newest report. The rank's next
-report ends the stall. An older message that arrives late through a peer does not end it.
+report ends the stall. An older message that arrives late through a peer does not end the stall.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class ProgressBoard:
     def note(
         self, job: str, generation: int, ranks: Iterable[members_pb2.RankProgress], *, own: bool
     ) -> None:
-        """Record ranks' reports; `own`: the ranks are served here, so the reports are sent to peers."""
+        """Record ranks' reports; `own`: this replica serves the ranks, so it sends their reports to peers."""
         held = self._jobs.get(job)
         if held is None or held.number < generation:
             held = self._jobs[job] = _Generation(generation)

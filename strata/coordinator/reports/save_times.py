@@ -1,4 +1,4 @@
-"""Durations of saves: of each rank, as reported with its ack, and of whole checkpoints, as the watch shows them.
+"""Durations of saves: each rank reports its own with its ack, and the watch shows those of whole checkpoints.
 
     begin ──▶ each rank: snapshot, write, ack ──▶ the last ack ──▶ committed
 

@@ -3,8 +3,8 @@
 The table of methods answers a unary method; the handler adds admission, error statuses and the limits of an
 answer. An answer has at most `ANSWER_BYTES`: lists are paged, and the size of an item is limited when it is
 written. So a larger answer is a bug, and the caller receives an error that reports this bug. Until its call has
-ended, an answer counts as unsent (a *debt*, `core.access.unsent_answers`): grpc.aio calls back once the status
-is sent, which follows the last byte.
+ended, an answer counts as unsent (a *debt*, `core.access.unsent_answers`): grpc.aio calls back once the status is
+sent, and the status follows the answer's last byte.
 
 Requests are decoded here. grpc would answer undecodable bytes with UNKNOWN, which means that the call may have taken
 effect. So every client would resend the same bytes for ever, and grpc would log a traceback each time. A stream
@@ -83,7 +83,7 @@ class Handlers(grpc.GenericRpcHandler):
             log.error("answer_too_large", call=name, size_bytes=len(body), limit_bytes=ANSWER_BYTES)
             why = f"internal error: the answer has {len(body)} bytes, and at most {ANSWER_BYTES} are sent"
             raise StrataError(why, hint="please report it, with the call")
-        account.check()  # other calls of this caller may have been answered meanwhile
+        account.check()  # other calls of this caller may have been answered in the meantime
         paid = account.owe(len(body))
         context.add_done_callback(lambda _context: paid())
         return body

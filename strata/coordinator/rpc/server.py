@@ -1,13 +1,13 @@
 """The gRPC server of a replica: one port for clients and peers.
 
-The port uses TLS if there is a certificate, and requires a client certificate or a token. The check of the
-configuration decides on which addresses plaintext is allowed. `access.admission` decides which calls a caller
-may make. Health and reflection reveal nothing about jobs, and are open to every caller that the transport
-accepts. The options serve three purposes:
+If the replica has a certificate, the port uses TLS and requires a client certificate or a token. The check of the
+configuration decides on which addresses plaintext is allowed. `access.admission` decides which calls a caller may
+make. Health and reflection reveal nothing about jobs, and are open to every caller that the transport accepts. The
+options serve three purposes:
 
 1. Liveness by pings (`core.timing`).
 2. One server a port: with SO_REUSEPORT a second server would silently take half of the connections.
-3. Capacity for thousands of streams opened at once, of which gRPC otherwise refuses a quarter.
+3. Capacity for thousands of streams opened at the same time; with its default options gRPC refuses a quarter of them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Server:
     def _spawn(self, logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a stream's logic for as long as this replica serves."""
         if self._tasks is None:
-            logic.close()  # otherwise Python warns that it was never awaited
+            logic.close()  # otherwise Python warns that the coroutine was never awaited
             raise Unavailable("this replica does not serve yet, or no longer")
         return self._tasks.create_task(logic)
 
@@ -169,7 +169,7 @@ def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
 
     def add(address: str) -> tuple[int, str]:
         """Return the bound port, or the reason why it cannot be bound."""
-        why = _bind_error(address)  # first: gRPC itself prints long messages on standard error
+        why = _bind_error(address)  # before gRPC tries, which would print long messages on standard error
         if why:
             return 0, why
         try:

@@ -78,7 +78,7 @@ class Streams:
             reviewed = self._admission.reviewed(context, identity, "watches")
             with self._admission.holding(identity, "watches"), reviewed(revoked.append):
                 async for response in self._service.watches.watch(request):
-                    if revoked:  # checked with each message; there is one every few seconds
+                    if revoked:  # checked with each message, so at least every few seconds
                         raise revoked[0]
                     paid = account.owe(response.ByteSize())
                     try:

@@ -38,7 +38,9 @@ class Ledger:
     debts: Debts
 
     def account(self, context: Caller, identity: Identity | None) -> Account:
-        """Return the account of an identity, over all its connections; without authentication, of the connection."""
+        """Return the account of an identity, over all its connections; without authentication, the account of the
+        connection.
+        """
         connection = context.peer()
         debtor = str(identity) if identity is not None else connection
         return Account(ledger=self, debtor=debtor, connection=connection)

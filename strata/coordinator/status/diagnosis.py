@@ -18,7 +18,7 @@ from strata.core.stop.save_hold import SaveHold
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
 
 DIAGNOSIS_S: Final = 0.9
-"""How long a diagnosis is cached: one of 1,000 ranks takes 16 ms."""
+"""How long a diagnosis is cached: to diagnose 1,000 ranks takes 16 ms."""
 
 
 class LiveReports(Protocol):
@@ -83,7 +83,7 @@ def diagnose_world(
     waiting = {
         rank
         for round_ in live.open_rounds(name)
-        # a background save does not hold up training
+        # a background save does not delay training
         if round_.key.generation == generation and round_.key.name != COMPARE_BARRIER
         for rank in round_.arrived
     }
@@ -169,8 +169,8 @@ def _activity(progress: RankProgress) -> str:
 def step_times(reports: RankProgress) -> StepTimes | None:
     """Return a rank's step times, or None if it reports none.
 
-    Some agents see only the intervals between steps, and report the intervals as step times. It is then unknown
-    when the times last changed, so such ranks are compared at the same step only.
+    Some agents see only the intervals between steps, and report the intervals as step times. Such a report does
+    not show when the times last changed, so these ranks are compared at the same step only.
     """
     if reports.HasField("step_times"):
         times = reports.step_times

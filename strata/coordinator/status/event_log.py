@@ -1,4 +1,4 @@
-"""The event log: recent events of the cluster, in the words of their records, and their counts.
+"""The event log: recent events of the cluster, described with the words of their records, and the counts of all events.
 
 A subscriber of the mirror. It records leaders, replicas, members, generations, failed ranks, broken barriers
 and ended saves. It keeps the latest events for people, and counts all of them. No decision reads the log. A
@@ -87,14 +87,14 @@ class EventLog:
                     case _:
                         pass
             except PoisonRecord:
-                continue  # the replicas that serve the job report it
+                continue  # the replicas that serve the job report this record
 
     def take(self, batch: WatchBatch) -> None:
         """Record the events of a batch that the view has already applied."""
         for event in batch.events:
             try:
                 self._sort(event, self._keys.parts(event.kv.key))
-            except (PoisonRecord, ValueError) as error:  # written by hand
+            except (PoisonRecord, ValueError) as error:  # a hand-written key or record
                 log.debug("event_not_understood", key=event.kv.key[:500], error=str(error))
 
     def _sort(self, event: Event, parts: tuple[str, ...]) -> None:

@@ -70,7 +70,7 @@ class FindingLog:
     def _findings(self, name: str) -> Iterable[Finding]:
         try:
             return diagnose_job(self._live, self._context.job(name)).findings
-        except StrataError:  # a record, or the job's name itself, written by hand
+        except StrataError:  # a hand-written record or job name
             return ()
 
 

@@ -38,5 +38,5 @@ def phase_of(view: View, keys: ClusterKeys, name: str) -> str:
         if head is None or not head.record.size:
             return "waiting"
         return "stopping" if job.notice(head.record.generation) is not None else "running"
-    except StrataError:  # a record, or the job's name itself, written by hand
+    except StrataError:  # a hand-written record or job name
         return "unreadable"

@@ -15,7 +15,7 @@ from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 class LiveState:
     """State that only the serving half of a replica has, in memory only, for pages, metrics and diagnoses.
 
-    It is empty before a replica serves and after.
+    The state is empty while the replica does not serve.
     """
 
     session_count: Callable[[], int]

@@ -90,7 +90,7 @@ class Observed:
         return True, ""
 
     def is_ready(self) -> tuple[bool, str]:
-        """Return whether members may be sent here and etcd accepts writes, and if not, why.
+        """Return whether members may be sent to this replica and etcd accepts writes, and if not, why.
 
         This answer is for people, probes and load balancers. Decisions about members use `context.is_ready`
         instead: while no replica can write, members stay where they are.
@@ -103,7 +103,7 @@ class Observed:
         return self._diagnoses.of(self.soft, self.context.job(name))
 
     def leader(self) -> Entry[records.Leader] | None:
-        """Return the leader's record; its create revision is the epoch."""
+        """Return the leader's record; the create revision of its key is the epoch."""
         return leader_of(self.view, self.keys)
 
     def replicas(self) -> list[ReplicaState]:

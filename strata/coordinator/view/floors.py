@@ -1,4 +1,4 @@
-"""Monotonic reads: a caller is never answered from a state older than the one it has seen."""
+"""Monotonic reads: a caller is never answered from a state older than the state it has seen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
 
 
 async def _why_behind(mirror: Mirror, token: common_pb2.Token) -> str:
-    """Return why the view is older than the caller's state. One reason is that etcd itself is older."""
+    """Return why the view is older than the caller's state. One reason is that etcd itself is older than that state."""
     with contextlib.suppress(StrataError, TimeoutError):
         async with asyncio.timeout(ASK_S):
             revision = await mirror.revision_of_etcd()

@@ -1,7 +1,7 @@
 """The invariant audit: checks the view for violations of `core.invariants`, and never acts on them.
 
 Each changed job is checked again, at most every `PAUSE_S`. Checks take at most a twentieth of the loop's time.
-A violation is counted and logged once, and is a finding of its job while it lasts. All replicas report the same
+A violation is counted and logged once, and is a finding of its job as long as it exists. All replicas report the same
 violations, since each sees all of the keyspace.
 """
 

@@ -1,7 +1,7 @@
 """The mirror: the replica's view of the keyspace, kept up to date by etcd's list and watch.
 
 The mirror lists at revision R and watches from R + 1. After any end of the watch, it continues after the last
-revision seen, and lists again only if that revision was compacted (PROTOCOLS 3.2). It also does this:
+revision seen, and lists again only if that revision was compacted (PROTOCOLS 3.2). It has three further tasks:
 
 - *Fresh.* The view does not know its own age. `fresh` reads one key linearizably, and waits until the view
   reaches the revision in the answer. Callers share one read that begins after their calls. If etcd also serves
@@ -72,8 +72,8 @@ PROVE_LIMIT_S: Final = 1.0
 ASK_S: Final = 2.0
 """How often the mirror checks that etcd was not replaced (PROTOCOLS 9.1)."""
 AGAIN_S: Final = 16.0
-"""How long after reopening a late watch it may be reopened again. By then silence would have shown a fault.
-Also, reopening must not slow down further an etcd that is slow at every member."""
+"""The shortest time between two reopenings of a late watch. In this time a faulty watch is found by its silence. More
+frequent reopening would slow down further an etcd that is slow at every member."""
 FOREIGN_S: Final = 0.1
 """How long an event may take before the mirror checks whether the newest revision changed only other programs' keys."""
 
@@ -84,7 +84,7 @@ class Mirror:
     `uid` is empty until the first list. If it is given, no other cluster is accepted, and none is created.
     `differences` counts keys that an audit found wrong, and must stay 0. Subscribers are called synchronously, after
     the view has applied a batch, in the order of their subscription. After a list, `history.floor` is the batch's
-    revision: the events before it are not available for relaying. `clock` also counts time in suspend.
+    revision: older events are not available for client watches. `clock` also counts time in suspend.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Mirror:
         self._following: asyncio.Timeout | None = None
         """The timeout scope of the watch; ending it makes the loop check `_list_wanted`."""
         self._known = 0
-        """The newest revision that the view is known to equal."""
+        """The newest revision whose state the view is known to equal."""
         self._subscribers: list[Subscriber] = []
         self._waiters: dict[asyncio.Future[None], Callable[[View], bool]] = {}
         self._readers: list[asyncio.Future[int]] = []
@@ -140,7 +140,7 @@ class Mirror:
     # -- waiting
 
     async def started(self) -> None:
-        """Return once the view holds a first list and the cluster's uid is known."""
+        """Return once the view contains a first list and the cluster's uid is known."""
         await self._listed.wait()
 
     async def at_least(self, revision: int) -> None:
@@ -158,7 +158,7 @@ class Mirror:
                 await self._prove(revision)
 
     async def wait_until(self, predicate: Callable[[View], bool]) -> None:
-        """Return once `predicate(view)` holds; it is checked after every batch."""
+        """Return once `predicate(view)` is true; the predicate is checked after every batch."""
         if predicate(self.view):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -381,7 +381,7 @@ class Mirror:
                     future.set_result(answer.revision)
 
     async def _check_identity(self) -> None:
-        """Check every `ask_s` that etcd was not replaced: a watch that waits for a later revision is silent.
+        """Check every `ask_s` that etcd was not replaced: after a replacement, the watch may stay silent.
 
         t1: etcd is restarted from an older snapshot, in which the leases are still alive.
         t2: a replica that is not the leader has nothing to read or to write; without this check it would not
@@ -394,11 +394,11 @@ class Mirror:
                 await self.revision_of_etcd()
 
     async def _prove(self, revision: int) -> None:
-        """Check whether the view already is the state at `revision`, although no event arrived.
+        """Check whether the view already equals the state at `revision`, although no event arrived.
 
-        This holds if no key was written after the view's revision and etcd has as many keys as the view: then
-        each key of etcd is unchanged in the view. The answer is small, however many keys etcd has. Since a late
-        watch makes many callers check, all callers that arrive during one check share the next one.
+        The states are equal if no key was written after the view's revision and etcd has as many keys as the
+        view: then every key of etcd is in the view, unchanged. The answer is small, however many keys etcd has.
+        Since a late watch makes many callers check, all callers that arrive during one check share the next one.
         """
         before = self._proofs
         async with self._proving:
@@ -409,7 +409,7 @@ class Mirror:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except StrataError:
                 return
-            # a write that the view has applied meanwhile would show as a newer key or a different count
+            # a write that the view applied during the read would show as a newer key or a different count
             if newer.revision > self._known and not newer.kvs and newer.count == self.view.size:
                 self._reach(newer.revision)
 
@@ -496,5 +496,5 @@ def _keys_only(root: str) -> Range:
 
 
 def _newer_than(revision: int, root: str) -> Range:
-    """Return the read that finds one key written after `revision`, and counts all."""
+    """Return a read that finds one key written after `revision`, and counts all keys."""
     return replace(_keys_only(root), min_mod_revision=revision + 1, limit=1)

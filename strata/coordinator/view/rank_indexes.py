@@ -39,9 +39,10 @@ class RankIndex:
 
 
 class RankIndexes:
-    """Makes an index once a generation. A world's members never change below its head.
+    """Makes an index once a generation. A world's members never change while its head stays the same.
 
-    Every message uses an index, so `of` does not check the view for a new head: `Fanout` reports it by `forget`.
+    Every message uses an index, so `of` does not check the view for a new head: `Fanout` reports a new head by
+    `forget`.
     """
 
     def __init__(self, view: View, keys: ClusterKeys) -> None:

@@ -1,11 +1,10 @@
 """Coalescing of many small transactions into one (PROTOCOLS 2.5).
 
 Transactions that arrive during a commit go into the next one: there is no timer, and no delay if no commit is
-in progress. A batch holds all compares and all writes of its parts, and no part compares a key that another
-part writes. So the batch succeeds only if each part would succeed after the others. For example, a pin, and a
-deletion that compares the absence of pins, never both succeed. If the batch fails, each part is executed alone,
-and only parts whose own compares fail report a failure. If the batch's outcome is unknown, so is the outcome of
-each part.
+in progress. A batch contains all compares and all writes of its parts. No part compares a key that another part
+writes. So the batch succeeds only if each part would succeed after the others. For example, a pin, and a deletion
+that compares the absence of pins, never both succeed. If the batch fails, each part is executed alone, and only parts
+whose own compares fail report a failure. If the batch's outcome is unknown, so is the outcome of each part.
 
 Transactions that cannot be joined are executed side by side. For example, a thousand members that begin a new
 job all write its spec. One of these transactions succeeds; the others must not wait in a queue only to fail.
@@ -25,7 +24,7 @@ from strata.errors import InvalidArgument, QuotaExceeded, StrataError
 MAX_BATCH: Final = 100
 """The most compares of one transaction, and the most writes (PROTOCOLS 2.1, 2.5)."""
 AT_ONCE: Final = 64
-"""The most transactions in progress at once that could not be joined."""
+"""The most transactions that could not be joined and are in progress at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 async def answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer of `ask`, called again while etcd does not answer; the caller sets the time limit."""
+    """Call `ask` until etcd answers, and return the answer; the caller sets the time limit."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:
@@ -64,7 +64,7 @@ class Executor:
 
         Raise the decision's refusal, or `Unavailable` when the deadline passes: a transaction submitted before
         may then still take effect. With `coalesce`, transactions that come close together share a commit: for
-        acks, exits and other writes that many members send at once.
+        acks, exits and other writes that many members send at the same time.
         """
         try:
             async with asyncio.timeout(deadline_s):

@@ -1,7 +1,7 @@
 """The fence: every write of a controller compares the leader's epoch. Controllers write in no other way.
 
 A fence is made for one leader term. The fence does not send a write if the lease no longer permits this replica
-to act. The fence ends the term at once if etcd shows that the term is over (PROTOCOLS 4.2).
+to act. The fence ends the term immediately if etcd shows that the term is over (PROTOCOLS 4.2).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Term(Protocol):
         ...
 
     def deposed(self, epoch: Epoch, reason: str) -> None:
-        """End this epoch's term: a write has shown that it is over."""
+        """End this epoch's term: a write has shown that the term is over."""
         ...
 
 

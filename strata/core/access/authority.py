@@ -1,8 +1,8 @@
 """Authorisation: roles, identities, and one table with every RPC.
 
 An identity comes from a certificate (the URI in its SAN) or from a token. `RULES` lists for each
-method which roles may call it, and whether a member may call it only for itself. Only `refusal` decides, by this
-table: for unary calls, sessions and the calls in them, peers and watches.
+method which roles may call it, and whether a member may call the method only for itself. Only `refusal` decides, by
+this table: for unary calls, sessions and the calls in them, peers and watches.
 
 An identity of None means that the replica authenticates no caller: plaintext on loopback, or --insecure.
 """
@@ -20,7 +20,7 @@ from strata.errors import InvalidArgument, PermissionDenied, StrataError, Unauth
 
 SCHEME: Final = "strata"
 _JOB: Final = "job"
-"""The word in the place of the role, in a URI that limits the certificate to a job."""
+"""In a URI that limits the certificate to a job, this word stands in the place of the role."""
 _OURS: Final = re.compile(rf"[\x00-\x20]*{SCHEME}:", re.IGNORECASE)
 _URI: Final = re.compile(rf"{SCHEME}://([^/?#]*)/([^/?#]*)/([^?#]*)")
 
@@ -178,7 +178,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Worlds.ScaleJob": _OPERATE,
     "Worlds.StopJob": _JOB_OR_OPERATE,
 }
-"""Every method of `strata.v1`; a test compares it with the protos. An absent method is allowed to no role."""
+"""Every method of `strata.v1`; a test compares it with the protos. No role may call an absent method."""
 
 
 def call_name(method: str) -> str:
@@ -197,7 +197,8 @@ def refusal(
     """Return why `identity` may not call `method` ("Worlds.GetJob"), or None if it may.
 
     `job`: the job that the request names; None if requests of this kind name no job. `worker`: the worker for which
-    the request acts; None likewise. A request that should name a worker but has "" is refused.
+    the request acts; None if requests of this kind name no worker. A request that should name a worker but has ""
+    is refused.
     """
     if identity is None:
         return None

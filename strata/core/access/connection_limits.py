@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Hashable)
 RESERVED_DESCRIPTORS: Final = 128
 """Descriptors kept for other uses than callers' connections: etcd, peers, probes, files, the log."""
 HTTP_SHARE: Final = 8
-"""One connection in this many is HTTP's, up to `HTTP_CONNECTIONS`."""
+"""HTTP gets one connection in this many, up to `HTTP_CONNECTIONS`."""
 HTTP_CONNECTIONS: Final = 512
 HTTP_SPEAKING: Final = 128
 """The maximum of HTTP connections whose client has sent data; with TLS each of them costs 450 KB."""
@@ -184,7 +184,7 @@ class Connections(Generic[C]):
         return found
 
     def _of_fullest(self, connections: Iterable[C], count: int, reason: Reason) -> Iterator[Excess[C]]:
-        """Yield `count` connections to close: each time the last in order of the address that then has the most."""
+        """Yield `count` connections to close: each time the last in order from the address with the most."""
         if count <= 0:
             return
         left = self._by_address(connections)

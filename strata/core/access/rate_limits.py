@@ -1,9 +1,9 @@
 """Rate limits per identity: token buckets for calls, and counts of open streams.
 
 The limits keep one broken client from taking a replica's capacity away from all others. The defaults are far above
-the needs of a job, because a session's arrivals, progress and ticks are not counted. They are below the thousand
-calls a second that would occupy a replica. Opening a stream counts as a call too, because a watch begins with all
-existing keys.
+the needs of a job, because a session's arrivals, progress and ticks are not counted. The defaults are below the
+thousand calls a second that would occupy a replica. Opening a stream counts as a call too, because a watch begins
+with all existing keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strata.errors import QuotaExceeded
 K = TypeVar("K")
 
 MAX_IDENTITIES: Final = 10_000
-"""The number of buckets kept for identities, and for addresses; above it the least recent caller's is dropped."""
+"""The maximum of buckets, for identities and for addresses each; above it the least recent caller's is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Seldom:
         self._unreported = 0
 
     def due(self, now_s: float) -> int | None:
-        """Return how many reports were suppressed since the last one; None if this report must be suppressed too."""
+        """Return how many reports were suppressed since the last that was made; None: suppress this report too."""
         if now_s < self._next_s:
             self._unreported += 1
             return None

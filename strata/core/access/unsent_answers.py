@@ -1,13 +1,16 @@
 """Limits for unsent answers: answers that a handler gave to the transport and the client has not read yet.
 
-A client that keeps its HTTP/2 window closed but answers pings is alive for the transport, and the transport keeps
-every answer to it in memory. So each answer counts as a *debt* of its caller, the *debtor*. The debt begins when the
-answer is created. It ends when the transport reports the call as ended, after the last byte was sent. A message of a
-stream is a debt from the time it is queued until it is written. Three rules bound the debts:
+A client that keeps its HTTP/2 window closed but answers pings looks alive to the transport, and the transport keeps
+every answer to this client in memory. So each answer counts as a *debt* of its caller, the *debtor*. The debt
+begins when the answer is created. The debt ends when the transport reports the call as ended, after the last byte
+was sent. A message of a stream is a debt from the time it is queued until it is written. Three rules bound the
+debts:
 
 1. A debtor (an identity, or a connection if callers are not authenticated) has debts of at most `each_bytes`. Above
-   this limit its calls get no answer. A stream that pushes messages has a limit of its own (`wire.streams`).
-2. A debt lasts at most `longest_s`. Then its connection is closed, which ends the connection's calls and frees memory.
+   this limit the debtor's calls get no answer. A stream that pushes messages has a limit of its own
+   (`wire.streams`).
+2. A debt lasts at most `longest_s`. Then the replica closes the debt's connection, which ends the connection's
+   calls and frees memory.
 3. All debts together have at most `all_bytes`. Above this limit connections are closed early, those of the largest
    debtors first; a connection whose debts are all younger than `least_s` stays open. Limit: on a slow link this may
    close the connection of a client that does read; clients with small debts come last.

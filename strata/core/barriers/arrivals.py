@@ -1,10 +1,10 @@
 """Arrivals at the rounds of barriers: soft state of one replica, merged by rank.
 
-A replica adds the arrivals of its own members and those that its peers forward. The order and repetitions do not
-change the result. Nothing here is durable: a replica that knows all arrivals writes the round's outcome
-(`core.barriers.outcomes`), and ranks send their open arrivals again after every reconnect.
+A replica adds the arrivals of its own members and those that its peers forward. Neither the order of arrivals nor a
+repeated arrival changes the result. Nothing here is durable: a replica that knows all arrivals writes the round's
+outcome (`core.barriers.outcomes`), and ranks send their open arrivals again after every reconnect.
 
-Times are milliseconds of one clock of the caller; messages carry them as ages.
+Times are milliseconds of one clock of the caller; messages carry ages instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ROUND_BYTES = 512 * 1024
 MAX_OPEN_ROUNDS = 256
 """The limit of open rounds per job in one replica."""
 MAX_TIME_MS = 10**12
-"""The limit of an age or a timeout: 31 years. A sum with it still fits into a message's field."""
+"""The limit of an age or a timeout: 31 years. The sum of two such times still fits into a message's field."""
 MAX_PHASE_CHARS = 64
 """The limit for the text of a rank's phase, its reported activity; longer texts are cut off."""
 
@@ -139,8 +139,8 @@ class BarrierBook:
         """Merge an arrival into its round and return the round; a rank that arrived before changes nothing.
 
         `size`: the number of ranks of the generation. An arrival with an error changes nothing: `InvalidArgument`
-        if it is malformed or names other participants than earlier arrivals, `QuotaExceeded` if a payload or the
-        number of open rounds is above its limit.
+        if the arrival is malformed or names other participants than earlier arrivals, `QuotaExceeded` if a payload
+        or the number of open rounds is above its limit.
         """
         rounds = self._jobs.get(arrival.job, {})
         entry = rounds.get(arrival.key)
@@ -195,7 +195,7 @@ def _check_shape(arrival: Arrival) -> None:
 
 
 def _check_same_participants(entry: OpenRound, arrival: Arrival, size: int) -> None:
-    """Raise `InvalidArgument` with the difference unless both name the same ranks."""
+    """Raise `InvalidArgument` with the difference unless the round and the arrival name the same ranks."""
     theirs = _participants(arrival.participants, size)
     if len(theirs) == len(entry.participants) and set(theirs) == set(entry.participants):
         return
@@ -235,7 +235,7 @@ def _check_ranks(entry: OpenRound, arrival: Arrival) -> None:
 
 
 def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> None:
-    """Add the ranks to the round. Each rank's first payload counts, and the oldest age."""
+    """Add the ranks to the round. Of each rank, the first payload and the oldest age count."""
     came_ms = now_ms - arrival.age_ms
     entry.since_ms = min(entry.since_ms, came_ms)
     if arrival.timeout_ms:

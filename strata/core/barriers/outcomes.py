@@ -5,11 +5,11 @@ The outcome is created once, on one key, so release and break exclude each other
     known facts                                             written, if the key is absent
     ------------------------------------------------------  -------------------------------------
     every participant has arrived                           RELEASED, with the payloads
-    one that has not arrived is dead, failed or done        BROKEN, naming the missing
+    a missing participant is dead, failed or done           BROKEN, naming the missing
     the earliest timeout of an arrival has passed           TIMED_OUT, naming the missing
 
-Each of these writes also compares the world's head and the floor: a newer head ends a round
-without a write. Only a release moves the floor, to its own round, and deletes the older rounds.
+Each of these writes also compares the world's head and the *floor*, the number of the last released round. A newer
+head ends a round without a write. Only a release moves the floor, to its own round, and deletes the older rounds.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def outcome_payloads(job: JobView, outcome: Entry[BarrierOutcome]) -> dict[int, 
 
 
 def writer_delay_ms(key: BarrierKey, me: InstanceId, ready: Iterable[InstanceId]) -> int:
-    """Return how long this replica, once it knows all arrivals, waits for another replica to write the outcome.
+    """Return how long a replica that knows all arrivals waits for another replica to write the outcome.
 
     The ready replicas are in rendezvous-hash order, which differs from key to key. The first writes immediately.
     The k-th, counted from 0, writes after 20 k ms, unless it has seen the outcome by then.
@@ -125,7 +125,7 @@ def decide_outcome(
     """Write the round's outcome if the facts known here decide it.
 
     `phases`: the ranks' last reported phases, to show what the missing ranks were doing. Refusals:
-    `StaleGeneration` if a newer head ended the round, `Refused` for a round below the floor.
+    `StaleGeneration` if a newer head ended the round, `Refused` for a round that is not above the floor.
     """
     key = open_round.key
     end = ended(job, key)
@@ -261,8 +261,8 @@ def _json_bytes(item: tuple[str, str]) -> int:
 def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str]:
     """Return the ranks of `missing` that cannot arrive any more, each with the reason.
 
-    No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
-    a removed incarnation never returns.
+    No transaction compares these facts: a `failed`, `done` or `stopped` key stays as long as the head, and a
+    removed incarnation never returns.
     """
     generation = world.head.generation
     failed, done, stopped = job.failed(generation), job.done(generation), job.stopped(generation)

@@ -26,7 +26,7 @@ MAX_REFERENCES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """The caller of a request: one rank of a member, in the generation that the rank takes for the current one."""
+    """The caller of a request: one rank of a member, in the generation that the rank believes to be the current one."""
 
     worker: WorkerId
     incarnation: int
@@ -65,10 +65,11 @@ def uses(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
 
 
 def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRecord]]:
-    """Yield the records that a record refers to, without a scan of the catalog: every rank's report calls this.
+    """Yield the records that a record refers to, without a scan of the catalog, because every rank's report calls
+    this function.
 
     A record refers to its base, and to all records that the base referred to when the record was begun. So
-    following the bases finds all of them.
+    following the bases finds all records.
     """
     user = record
     for _ in range(MAX_REFERENCES):
@@ -82,7 +83,7 @@ def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRe
 
 
 def attempt_of(job: JobView, generation: int, step: int, attempt: str) -> Entry[CheckpointRecord]:
-    """Return the slot's record; raise if there is none or it holds another attempt."""
+    """Return the slot's record; raise if there is none or the slot holds another attempt."""
     held = job.checkpoint(step, generation)
     if held is None:
         raise CheckpointNotFound(f"no save of step {step} was begun in generation {generation}")

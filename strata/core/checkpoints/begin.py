@@ -35,9 +35,9 @@ from strata.errors import (
 class BeginRequest:
     """Open the slot (step, the author's generation), or join the attempt that holds it.
 
-    `replaces` names the ABORTED attempt whose slot the request may reuse. A late rank does not set it: this rank
-    must learn that its save was aborted, instead of opening an attempt that no other rank joins. `tier` is the name
-    of the tier of `root`; `shared` is whether that tier survives the loss of a host.
+    `replaces` names the ABORTED attempt whose slot the request may reuse. A late rank does not set `replaces`: the
+    late rank must learn that its save was aborted. Otherwise it would open an attempt that no other rank joins.
+    `tier` is the name of the tier of `root`; `shared`: whether that tier survives the loss of a host.
     """
 
     author: Author
@@ -177,7 +177,7 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
                 hint="save a Full",
             )
         for name, tier in tiers_of(entry.record).items():
-            if tier.state is not TierState.PRESENT:  # the new attempt could not be copied there either
+            if tier.state is not TierState.PRESENT:  # the new attempt could not be copied to that tier either
                 raise Refused(
                     f"step {entry.record.step}, which the base needs, is {tier.state.value} on {name}",
                     hint="save a Full",
@@ -189,9 +189,9 @@ def bases_of(job: JobView, step: int, attempt: str, tiers: Collection[str]) -> l
     """Return a base and every record that it uses, or raise if an Incremental on `tiers` may not refer to all of them.
 
     An Incremental's chunks refer to those of its bases, so each base must be on every tier that is written. The
-    begin's transaction compares that the bases' records are unchanged. A tombstone, of a record or of one tier,
-    changes the record in a transaction that compares that no reference exists. So only the first of the two
-    transactions succeeds.
+    begin's transaction compares that the bases' records are unchanged. The transaction that turns a record or one
+    of its tiers into a tombstone changes the record too, and compares that no reference exists. So only the first
+    of the two transactions succeeds.
     """
     base = find(job, step, attempt)
     if base is None:

@@ -1,10 +1,10 @@
 """Copying a checkpoint to a further tier (PROTOCOLS 8.7).
 
-Each rank, or another rank on its behalf, reports its copied part with the digest that was acked. One rank also
+For each rank's part, this rank or another one reports the copy with the digest that was acked. One rank also
 reports the manifest and the marker: this report is the copy's seal. Once every part and the seal are reported, the
 tier enters the record and may be read. A removed tier never comes back, because its objects may still be in
-deletion. For the same reason an Incremental is not copied to a tier that removes its base or has a damaged copy of
-the base.
+deletion. Nor is an Incremental copied to a tier that removes the Incremental's base, or on which the base is
+damaged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
 class CopyRequest:
     """The report that a rank's part (or, with `rank` None, the manifest and the marker) is on `tier`, below `root`.
 
-    `begun`: the copy only starts. If it then crashes, a deletion of the record also removes the bytes of this copy.
+    `begun`: the copy only starts. If the copying process then crashes, a deletion of the record also removes the
+    bytes of this copy.
     """
 
     step: int
@@ -120,9 +121,10 @@ def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> 
 def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointError | None:
     """Return an error if the tier has lost bytes of a base for good, so that no copy on it could be read; else None.
 
-    The error is not `Refused`, which means that the copy is no longer needed: in this case the waiting caller must
-    learn of the loss. A base that was never copied to the tier is no obstacle: its images are copied along. No write
-    compares these facts: while `record` refers to a base, the base leaves no tier.
+    The error is not `Refused`: to the waiting caller, `Refused` would mean that the copy is no longer needed, but
+    the caller must learn of the loss. A base that was never copied to the tier is no obstacle: its images are
+    copied along. No write needs to compare these facts, because a base is removed from no tier while `record`
+    refers to the base.
     """
     for base in (entry.record for entry in bases(job, record)):
         if name in base.tiers and base.tiers[name].state is not TierState.PRESENT:
@@ -133,9 +135,9 @@ def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointE
 
 
 def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) -> Iterator[Put]:
-    """Yield notes so that base images copied along are removed together with the records of the bases.
+    """Yield the notes that make the deletion of a base also remove its images that this copy brings to the tier.
 
-    If a base was saved before the tier existed, no copy of its own on the tier names these bytes.
+    A base that was saved before the tier existed has no copy on the tier that would name these bytes.
     """
     for base in (entry.record for entry in bases(job, record)):
         key = job.keys.copies(*base.where, request.tier) + BEGUN

@@ -1,17 +1,17 @@
 """Corruption reports: when a copy of a checkpoint counts as damaged (PROTOCOLS 8.8).
 
-A host reports damage after two reads, past every cache, in which the bytes differ from the saved ones. The report
+A host reports damage after two reads that bypass every cache and return other bytes than the saved ones. The report
 names the copy and one object that differs, and is stored under the attempt that owns the object. Until another host
-has read that object, the copy is *suspected*: it counts neither for retention nor as a base. Later checkpoints that
-need the owner's objects are suspected too, up to the checkpoint that the host read.
+has read that object, the copy is *suspected*: it does not count for retention, nor as a base. Later checkpoints
+that need the owner's objects are suspected too, up to the checkpoint that the host read.
 
 1. Two hosts confirm damage if both have open reports of a copy, or if both reported the same object: the copy
-   becomes CORRUPT. So do the copies of later checkpoints that need it, up to the checkpoint that was read. A record
-   whose last copy is corrupt becomes CORRUPT too.
-2. If a second host finds the object as it was saved, and the first host's report is the only open one, that report is
-   refuted. The reporting host cannot report this object again until it has a worker that registered later. Its
-   reports of other objects count.
-3. A host that cannot read the object reports its failure once, which confirms nothing. It retries with its next
+   becomes CORRUPT. So do the copies of later checkpoints that need this copy, up to the checkpoint that was read. A
+   record whose last copy is corrupt becomes CORRUPT too.
+2. If a second host finds the object as it was saved, and the first host's report is the only open report, the first
+   report is refuted. The reporting host cannot report this object again until a new worker of this host registers.
+   Its reports of other objects count.
+3. A host that cannot read the object reports this once; the report confirms nothing. The host retries with its next
    maintenance tasks.
 4. One host's report suffices if the bytes are on its own disk, or if the host is registered and no other registered
    host could verify the object. A standby has no process that verifies, so nothing waits for it.
@@ -47,8 +47,8 @@ class DamageReport:
     """The result of a read by `host` on `tier` ("": the tier at the record's path), past every cache.
 
     `object`: the object that differs, or that was found `sound`, as "folder/file"; "": unknown, or all objects are
-    sound. `generation`: the generation that cannot begin without these bytes; 0: none waits for them. `unread`: the
-    host could not read the object, and `reason` says why.
+    sound. `generation`: the generation that cannot begin without these bytes; 0: no generation waits for them.
+    `unread`: the host could not read the object, and `reason` says why.
     """
 
     step: int
@@ -358,9 +358,9 @@ def _without(record: CheckpointRecord, tier: str, why: str) -> CheckpointRecord:
 def _others(job: JobView, host: str) -> list[str]:
     """Return the hosts that must verify before the report of `host` counts; empty: the report counts alone.
 
-    These are the other hosts of a world whose members are all registered: standbys have no process that verifies.
-    Without such a world, all other registered hosts must verify. While `host` itself is not registered, every
-    registered host must verify; if none is registered, the next one that registers.
+    If all members of the world are registered, these are the world's other hosts: standbys have no process that
+    verifies. Otherwise all other registered hosts must verify. While `host` itself is not registered, every
+    registered host must verify; if no host is registered, the next host that registers must verify.
     """
     registered, world = job.workers(), job.world()
     if all(worker.record.host != host for worker in registered):
@@ -372,7 +372,7 @@ def _others(job: JobView, host: str) -> list[str]:
 
 
 def next_confirmation(job: JobView) -> Decision:
-    """Decide the first corruption report of this job that is confirmed but not yet recorded as such."""
+    """Decide the first corruption report of this job that is confirmed but whose copy is not CORRUPT yet."""
     for entry in job.checkpoints():
         if entry.record.state is CheckpointState.COMMITTED:
             for tier in present_on(entry.record):

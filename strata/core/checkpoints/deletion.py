@@ -1,8 +1,8 @@
 """Deletion of a checkpoint, or of one copy of it (PROTOCOLS 8.5, 8.6, 8.7).
 
 A deletion has three steps:
-1. A transaction turns the record, or one of its tiers, into a tombstone (DELETING). It compares that nothing needs
-   the bytes any more.
+1. A transaction turns the record, or one of its tiers, into a tombstone (DELETING). The transaction compares that
+   nothing needs the bytes any more.
 2. A host removes the bytes. The host may be arbitrarily late, because the attempt's folder is unique and never
    reused, and a REMOVED tier stays REMOVED.
 3. A second transaction removes the tombstone.
@@ -148,9 +148,9 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
 def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> Sequence[Entry[CheckpointRecord]]:
     """Return the newer commits that must stay unchanged for this record to be deleted; raise if one is missing.
 
-    At least one newer commit is required, and each shared tier that loses this checkpoint must have one. So a copy
-    that survives the loss of a host is removed only if a newer copy survives it too. An ABORTED record is no
-    restore point and needs no newer commit.
+    At least one newer commit is required, and each shared tier that loses this checkpoint must have a newer commit.
+    So a copy that survives the loss of a host is removed only if a newer copy survives it too. An ABORTED record is
+    no restore point and needs no newer commit.
     """
     if record.state is CheckpointState.ABORTED:
         return ()
@@ -185,7 +185,7 @@ def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> li
 
 
 def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
-    """Return whether `one` can be restored in place of `than`, and counts as newer."""
+    """Return whether `one` counts as newer than `than`, and can be restored in its place."""
     if one.state is not CheckpointState.COMMITTED or one.type not in RESTORABLE_TYPES or not present_on(one):
         return False
     if one.attempt == than.attempt or not is_whole(job, one):
@@ -259,7 +259,8 @@ def dying_tiers(record: CheckpointRecord) -> list[str]:
 def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:
     """Return the hosts that still hold a part of this tier once `host` has removed its own.
 
-    Without a `host`, the call states that all hosts have removed theirs; an operator does so for a lost machine.
+    Without a `host`, the call states that all hosts have removed theirs; an operator sends such a call for a lost
+    machine.
     """
     if not host:
         return set()

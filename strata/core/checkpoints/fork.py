@@ -1,8 +1,8 @@
 """Fork and rewind: begin a job from another job's checkpoint, or go back to an older checkpoint of the job.
 
-A *fork* is a record in the new job that stands for the source's checkpoint. Its generation is 0, before every
-world, and `latest` names it. So the first world begins from the fork by the ordinary rule. The bytes stay in the
-source's folder; a reference under the source keeps them until the fork's record is deleted.
+A *fork* is a record in the new job that stands for the source's checkpoint. The fork's generation is 0, before
+every world, and `latest` names the fork. So the first world begins from the fork by the ordinary rule. The bytes
+stay in the source's folder; a reference under the source keeps them until the fork's record is deleted.
 
 A *rewind* requests a new generation that begins from a chosen record (PROTOCOLS 8.4). Until the leader
 has written that world nothing is saved: otherwise half the ranks could save the old history and half the new one,
@@ -73,7 +73,8 @@ def find_committed(job: JobView, step: int, attempt: str = "") -> Entry[Checkpoi
 def decide_fork(
     target: JobView, source: JobView, *, step: int, attempt: str = "", tag: str = "", latest: bool = False
 ) -> Decision:
-    """Let the job `target`, which has not begun, begin from a checkpoint of the job `source`. Both are from one view.
+    """Let the job `target`, which has not begun, begin from a checkpoint of the job `source`. Both `JobView`s are
+    from one view.
 
     Settled once `target` has that fork. `Refused`: `target` has a world or a checkpoint of its own. `Conflict`:
     `target` was forked from another checkpoint.

@@ -5,8 +5,8 @@
 
 One slot exists per (step, generation). Its record names one *attempt*; ranks that begin the same
 slot join it. The key of an ack is below the attempt, is created only once, and stays while the record is OPEN. So
-"all ranks acked" is a stable predicate: only a change of the record ends it, and a commit compares the record. A
-commit therefore needs no compare per rank, however large the world.
+"all ranks acked" is a stable predicate: only a change of the record makes it false, and a commit compares the
+record. A commit therefore needs no compare per rank, however large the world.
 
 Every decision is level-triggered: it recognises its own effect, and the caller reads the result from the
 view afterwards. A refusal is valid only if the view is at least as new as a linearizable read that began after the

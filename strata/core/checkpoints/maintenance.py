@@ -1,8 +1,9 @@
 """Maintenance tasks on the bytes of checkpoints, for hosts that can reach them (PROTOCOLS 8.6, 8.8).
 
-Coordinators never read or write storage. They list the tasks that are due, and the client library runs them on a
-host that can reach the bytes. Tasks are neither assigned exclusively nor locked: each is correct however often and
-however late it runs. The reason is that the folder of an attempt is never reused, and its removal is recorded.
+Coordinators never read or write storage. Coordinators list the tasks that are due, and the client library runs the
+tasks on a host that can reach the bytes. Tasks are neither assigned exclusively nor locked: each task is correct
+however often and however late it runs. The reason is that the folder of an attempt is never reused, and its removal
+is recorded.
 
 An absent record is never a reason to remove bytes. The bytes of an attempt whose slot another attempt
 took are listed under `discarded/`.
@@ -105,9 +106,9 @@ def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Ma
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:
-    """Return whether `host` can reach the tier; all hosts reach a non-shared tier without a recorded part.
+    """Return whether `host` can reach the tier; every host reaches a non-shared tier of which no part is recorded.
 
-    If a host has no part of the tier, its removal does nothing.
+    A removal by a host without a part of the tier does nothing.
     """
     if tier.shared:
         return True
@@ -147,8 +148,8 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
 
     This happens only after a restore from a backup, when the keyspace is older than the storage. The record becomes
     COMMITTED but does not move `latest`, because the running world began from another checkpoint. An Incremental
-    gets new references to its bases, as at its begin. It is refused if a base is in deletion or not in the catalog.
-    If the base is adopted later, the next pass adopts the Incremental.
+    gets new references to its bases, as at its begin. The adoption is refused if a base is in deletion or not in
+    the catalog. If the base is adopted later, the next pass adopts the Incremental.
     """
     held = named(job, request.step, request.attempt)
     record = held.record

@@ -1,10 +1,10 @@
-"""The order of checkpoints, and the one that a world begins from (PROTOCOLS 8.4).
+"""The order of checkpoints, and the choice of the checkpoint that a world begins from (PROTOCOLS 8.4).
 
 The order is (generation, step): a checkpoint of a later world counts as newer, whatever its step. A
 world that restores from step s takes that record over: `latest` names it under the new
 generation. Checkpoints of older generations after step s are thereby *superseded*: training continued from s
-without them. They never count as newer, and are restored only by explicit request. Beginning a job anew (`J/anew`)
-supersedes all its earlier checkpoints in the same way.
+without them. Superseded checkpoints never count as newer, and are restored only by explicit request. Beginning a
+job anew (`J/anew`) supersedes all its earlier checkpoints in the same way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def superseded(job: JobView, record: CheckpointRecord) -> bool:
 def supersedes_any(job: JobView, generation: int) -> bool:
     """Return whether `worlds/<generation>/restored` still supersedes a record.
 
-    While it does, housekeeping keeps that key: without the key the record would count again.
+    While the key does so, housekeeping keeps it: without the key the record would count again.
     """
     step = job.restored(generation)
     return step is not None and any(
@@ -104,7 +104,7 @@ def newest(
 
 
 def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
-    """Return a record's position in the order: its own, or that in `latest` after a later world restored from it."""
+    """Return a record's position in the order: its own, or the one in `latest` if a later world restored the record."""
     latest = job.latest()
     if latest is not None and is_latest(job, record):
         return latest.record.generation, latest.record.step
@@ -115,7 +115,7 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
     """Return the restore point of the next world, whose members run on `hosts`; None: begin without a checkpoint.
 
     The restore point is the record of a rewind, or else the newest record. In both cases these hosts must be able
-    to read it.
+    to read the record.
     """
     rewind = pending_rewind(job)
     back = find(job, rewind.record.step, rewind.record.attempt) if rewind is not None else None

@@ -82,8 +82,8 @@ def tags_of(job: JobView, record: CheckpointRecord) -> list[str]:
 def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> Decision:
     """Make `tag` name this checkpoint, and no other.
 
-    The tag is stored twice. Under its name, a compare ensures that it names one checkpoint at a time. Under the
-    attempt, a deletion finds it with one range.
+    The tag is stored twice. With the key under its name, a compare ensures that the tag names one checkpoint at a
+    time. With the key under the attempt, a deletion finds the tag by one range.
     """
     held = named(job, step, attempt)
     record, key = held.record, job.keys.tag(tag)

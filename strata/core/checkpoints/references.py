@@ -15,7 +15,7 @@ from strata.core.kv.records import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A user of the attempt in this key: the slot of an Incremental, or of another job's fork."""
+    """A user of the attempt that this key names: the slot of an Incremental, or of another job's fork."""
 
     step: int
     generation: int
@@ -129,7 +129,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesHeld:
-    """A rank had trained to `step` and could not save it, for a reason that may pass."""
+    """A rank had trained to `step` and could not save this step, for a reason that may pass."""
 
     step: int
     rank: int

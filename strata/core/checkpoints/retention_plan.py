@@ -35,11 +35,11 @@ def retention(job: JobView) -> Entry[Retention] | None:
 def decide_set_retention(
     job: JobView, wanted: Retention, *, author: Author | None = None, if_revision: int | None = None
 ) -> Decision:
-    """Store a policy; the leader deletes by it from its next pass on.
+    """Store a policy; the leader applies the policy from its next pass on.
 
     `author`: the rank whose settings contain the policy; refused once the rank's generation is over. The settings
-    apply to all tiers, but existing rules for tiers that they do not name stay. `if_revision`: `Conflict` if the
-    stored policy has another revision; with 0, `Conflict` if there is a policy.
+    apply to all tiers, but existing rules stay for tiers that the settings do not name. `if_revision`: `Conflict`
+    if the stored policy has another revision; with 0, `Conflict` if there is a policy.
     """
     check_keep(wanted.keep)
     for keep in wanted.tiers.values():
@@ -104,7 +104,7 @@ def going(job: JobView, *, now_unix_ms: int) -> list[tuple[Entry[CheckpointRecor
 def next_tombstone(job: JobView, *, now_unix_ms: int) -> Decision:
     """Decide the first deletion that is due and that nothing prevents.
 
-    Only the leader calls this. It adds its fence, and repeats the call until nothing is left to mark.
+    Only the leader calls this. The leader adds its fence, and repeats the call until nothing is left to mark.
     """
     policy = job.view.mod_revision(job.keys.retention)
     for entry, tier in going(job, now_unix_ms=now_unix_ms):

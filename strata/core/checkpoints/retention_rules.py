@@ -23,7 +23,7 @@ class Candidate:
     """The properties of a committed checkpoint that rules use.
 
     `counts`: the position in the order, (generation, step). `superseded`: a later world began from an older
-    checkpoint, so this one does not count as newer than others. `key`: the caller's own name for the checkpoint.
+    checkpoint, so this checkpoint does not count as newer than others. `key`: the caller's own name for the checkpoint.
     """
 
     key: str
@@ -83,7 +83,7 @@ def _kind_of(candidate: Candidate) -> frozenset[CheckpointType]:
 
 
 def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:
-    """Select the newest checkpoints. Like any other, a superseded one stays until there are `latest` newer ones."""
+    """Select the newest checkpoints. A superseded one, like any other, stays until there are `latest` newer ones."""
     found, newer = {}, 0
     for candidate in reversed(kind):
         if newer < keep.latest:

@@ -18,7 +18,7 @@ from strata.core.kv.records import Ack, CheckpointRecord, Tier, TierState
 PRIMARY = "primary"
 """The tier's name if the settings name none."""
 BEGUN = "begun"
-"""The name of a key among the reports of copies on a tier: bytes may be there even if no part was reported."""
+"""The name of a key among the reports of copies on a tier: the tier may have bytes even if no part was reported."""
 
 
 def tiers_of(record: CheckpointRecord) -> Mapping[str, Tier]:

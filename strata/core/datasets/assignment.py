@@ -2,7 +2,7 @@
 
 The assignment names the members, the ring and the exceptions to the ring. The owners follow from these
 (`core.datasets.ring`), so the record stays small. A *seat* is the name under which a member is placed on the ring.
-If one member leaves and another joins, the new one takes over the seat with all its shards, and no other shard
+If one member leaves and another joins, the new member takes over the seat with all its shards, and no other shard
 moves. The assignment changes only with the members of the world: a new generation of the same members moves
 nothing.
 """
@@ -64,7 +64,7 @@ def seated(workers: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
     """Return the seat of each worker; `before`: the seats so far.
 
     A worker that stays keeps its seat. A newcomer takes the free seat of its own name, or else another free seat.
-    If no seat is free, it gets a new seat of its own name, with a number appended if another worker has that seat.
+    If no seat is free, the newcomer gets a new seat of its own name, with a number appended if the name is taken.
     """
     seats = {worker: before[worker] for worker in sorted(workers) if worker in before}
     newcomers = sorted(set(workers) - seats.keys())

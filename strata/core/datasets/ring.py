@@ -5,9 +5,10 @@ the names of their seats, see `core.datasets.assignment`). The *moved* shards ar
 member's load bounded; the assignment lists them. So a client computes the owners with a few lines in any language,
 and only the leader must enforce the bound.
 
-The bound is not part of the ring, unlike in "consistent hashing with bounded loads". Such a function of the members
-alone decides every full member's overflow again after each change. With 10,000 shards and 100 members it moved 1.6
-times the share of a member that leaves. The leader uses the previous assignment, and moves only that share.
+The bound is not part of the ring, unlike in "consistent hashing with bounded loads". That scheme computes the
+owners from the members alone, so it decides every full member's overflow again after each change. With 10,000
+shards and 100 members that scheme moved 1.6 times the share of a member that leaves. The leader uses the previous
+assignment, and moves only that share.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def position(text: str) -> int:
 
 
 def homes(workers: Iterable[str], shards: int) -> list[str]:
-    """Return the home of every shard: the member of the first point at or after its position.
+    """Return the home of every shard: the member of the first point at or after the shard's position.
 
     The position of shard 7 is `position("shard/7")`. The k-th point of member w, with k from 0 to 31, is at
     `position("member/w/k")`. After the last point comes the first. Of two equal points, the one of the smaller name
@@ -120,7 +121,7 @@ class _Ring(NamedTuple):
 @lru_cache(maxsize=16)
 def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
     found: dict[float, tuple[int, str]] = {}
-    for worker in reversed(workers):  # so that the smaller name wins where two points are equal
+    for worker in reversed(workers):  # so that the smaller name wins if two points are equal
         found.update(_points(worker, shards))
     points = sorted(found)  # a merge of runs: each worker's points are in order
     ends, members = zip(*map(found.__getitem__, points), strict=True)
@@ -216,7 +217,7 @@ def _homeless(
     """Return the shards that must move, in ring order: those of members that left or own too many.
 
     A member that owns too many gives up shards in this order: shards whose home is a newcomer; other shards whose
-    home is not this member; and then the last of its own in ring order.
+    home is not this member; and then, of the shards whose home is this member, the last in ring order.
     """
     staying = set(members)
     concerned = {name for name, count in load.items() if name not in staying or count > limit}

@@ -7,9 +7,9 @@
 
 A rank that waits for others is late as well, so lateness alone is no fault. Before a stall, ranks are blamed only
 on evidence: most ranks are late, at least one late rank waits for others, and the activity of the blamed ranks is
-known. With this evidence the rank is named within seconds, but no member is evicted: only stalls evict. An agent
-reports that a rank is late before it has located the rank, that is, read its stacks. Until then the rank does not
-count as silent, and its report is no evidence, neither against it nor against others.
+known. With this evidence the blamed rank is named within seconds, but no member is evicted: only stalls evict. An
+agent reports that a rank is late before it has located the rank, that is, read its stacks. Until then the rank does
+not count as silent, and its report is no evidence against any rank.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RankReport:
 
     @property
     def silent(self) -> bool:
-        """Whether the rank must be late by now, but its agent has not reported it.
+        """Whether the rank is certainly late by now, but its agent has not reported this.
 
         While the rank's phase has no usual duration, the agent cannot know that the rank is late.
         """
@@ -121,7 +121,7 @@ def blame(reports: Sequence[RankReport]) -> Blame:
         return NO_BLAME
     is_stall = any(each.stalled_ms > 0 for each in standing)
     if len(standing) < len(reports) and all(each.held_up and not each.silent for each in standing):
-        return NO_BLAME  # they wait for a rank that still moves: that rank evaluates, or writes
+        return NO_BLAME  # the late ranks wait for a rank that still moves: that rank evaluates, or writes
     named, _how = suspects(standing)
     blamed = {each.rank: _cause(each) for each in standing if each.rank in named}
     others = [each for each in standing if each.rank not in blamed]
@@ -198,8 +198,8 @@ def slow_causes(slow: Iterable[Slow], reports: Mapping[int, RankReport]) -> dict
     """Return why each of the slow ranks is slow.
 
     The cause is the first that applies: its batches, if they account for most of its extra time; its device, if the
-    device is throttled; its host, if the host runs several ranks, but not all of the job, and each of them is slow
-    in compute; its own compute.
+    device is throttled; its host, if the host runs several ranks, but not all ranks of the job, and each rank of
+    the host is slow in compute; its own compute.
     """
     causes = {
         each.rank: CAUSE_DATA

@@ -34,7 +34,7 @@ INVARIANT: Final = "invariant"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fault. `cause` is one of docs/observability.md, or the driver's or storage's own words."""
+    """One fault. `cause` is a cause listed in docs/observability.md, or a text of the driver or the storage."""
 
     kind: str
     text: str
@@ -90,7 +90,7 @@ class Diagnosis:
     slow: tuple[Slow, ...] = ()
     sick: tuple[Device, ...] = ()
     held: tuple[RankReport, ...] = ()
-    """The ranks that train on but cannot save at present, the longest hold first."""
+    """The ranks that train on but cannot save at present; the rank that could not save for longest comes first."""
     held_up: tuple[int, ...] = ()
     """The ranks that wait for ranks that a finding names."""
     scores: Mapping[int, Scores] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def diagnose(
 ) -> Diagnosis:
     """Return the faults of the ranks with these reports, of their devices, and of the job's keys.
 
-    `ended`: ranks of this generation that ended early; ranks that stand still meanwhile wait for these.
+    `ended`: ranks of this generation that ended early; other ranks that stand still count as waiting for these.
     `committed_step`: the step of the job's newest checkpoint, shown in the finding about held saves.
     """
     by_rank = {each.rank: each for each in reports}

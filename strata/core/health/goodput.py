@@ -71,7 +71,7 @@ class Ledger:
     """The amounts that the last call of `go_on` added."""
 
     def enter(self, phase: str, now_s: float) -> None:
-        """Book the time since the last call under the phase it was spent in."""
+        """Book the time since the last call under the phase of that time."""
         spent = max(0.0, now_s - self.since_s)
         name = self.phase[:MAX_NAME]
         if name not in self.spent_s and len(self.spent_s) >= MAX_PARTS:

@@ -65,7 +65,7 @@ class _Ring:
         self._values[place] = value
 
     def fill(self, first: int, values: Sequence[float]) -> None:
-        """Write past values, from interval `first` on: finite ones, into kept intervals that have no value yet."""
+        """Write past values from interval `first` on: only finite ones, into kept intervals without a value."""
         last = first + len(values) - 1
         if last > self.head:
             self._forward_to(last)
@@ -226,7 +226,7 @@ class Pace:
             del self._grew[0]
 
     def per_s(self, now_s: float) -> float | None:
-        """Return the rate at `now_s`, or None while unknown. It falls while the count does not grow."""
+        """Return the rate at `now_s`, or None while unknown. The rate falls while the count does not grow."""
         if len(self._grew) < 2:
             return None
         (began_s, before), (last_s, after) = self._grew[0], self._grew[-1]

@@ -103,7 +103,7 @@ class RankPace:
         self._moved_s = 0.0
         self._entered_s = 0.0
         self.last_step_s: float | None = None
-        """The duration of the last step, as far as it could be measured."""
+        """The duration of the last step, as far as the duration could be measured."""
         self._durations: dict[str, deque[float]] = {}
 
     def observe(self, step: int, phase: str, now_s: float) -> bool:

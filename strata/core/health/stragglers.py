@@ -51,7 +51,7 @@ class StepTimes:
     best_compute_s: float = 0.0
     step: int = 0
     cheaper_s: float = 0.0
-    """The cost of the cheaper of its last two steps."""
+    """The cost of the cheaper of the rank's last two steps."""
     steady_steps: int = 0
     """The number of steps since the cost last changed by more than `SLOWED_FACTOR`."""
     slowed_s: float = 0.0
@@ -101,12 +101,12 @@ class StepWindow:
         self._best_compute_s = 0.0
         self._slowed_since_s: float | None = None
         self._level_s = 0.0
-        """The cost of a step when it last changed, at `_changed_step`."""
+        """The cost of a step at its last change, in step `_changed_step`."""
         self._changed_step = 0
 
     @property
     def times(self) -> StepTimes | None:
-        """The costs of the rank's steps, or None before it has made enough of them."""
+        """The costs of the rank's steps, or None before the rank has made enough steps."""
         steps = self._steps
         if len(steps) < LEAST_STEPS:
             return None
@@ -199,10 +199,10 @@ class Slow:
 
     rank: int
     times: float
-    """The factor over the median of the others."""
+    """Its step cost, divided by the median cost of the compared ranks."""
     compute_more_s: float
     data_more_s: float
-    """Per step, the seconds of compute, and of waiting for data, by which it is above the median."""
+    """By how many seconds a step its compute time and its wait for data exceed the medians of the others."""
     slowed_s: float
 
 

@@ -1,7 +1,7 @@
 """The members of a world, written in chunks that the world's head adopts; the head is written last.
 
 The keys of chunks contain generation and epoch, so a leader never adopts chunks of another leader (PROTOCOLS 6.1).
-An earlier attempt of the *same* leader uses the same folder, and one of its transactions may still be in flight.
+An earlier write by the *same* leader uses the same folder, and a transaction of that write may still be in flight.
 Two rules follow:
 1. Before the head is written, chunks are only put, never deleted.
 2. The head's transaction compares that no chunk was written after the view, and deletes surplus chunks.
@@ -23,7 +23,7 @@ MAX_CHUNK_BYTES = 56 * 1024
 MAX_OPS = 100
 """The limit of operations in one transaction (PROTOCOLS 2.5); etcd itself refuses more than 128."""
 MAX_BYTES = 900 * 1024
-"""Limit for the values in one transaction; it leaves space for keys and compares below 1 MiB."""
+"""The limit for the values in one transaction: the rest of 1 MiB is left for keys and compares."""
 _FIXED_BYTES = 120
 """Upper bound for a member's JSON without its name: every number at its maximal length."""
 
@@ -69,7 +69,7 @@ def write_members(
 
     If everything fits into one transaction, the result is that transaction. Otherwise the result writes only the
     missing chunks, in transactions with the compares `guards`; the next plan sees the chunks in the view and
-    returns the head.
+    returns the transaction that writes the head.
     """
     view, folder = job.view, job.keys.members(generation, epoch)
     there = {kv.key: kv.value for kv in view.walk(folder)}

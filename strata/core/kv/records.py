@@ -149,7 +149,7 @@ class JobPhase:
 
     `attempt`: the newest attempt at the job that a member registered for, if a launcher counts attempts.
     `ended_unix_ms`: when the job became DONE or FAILED, for people; 0: unknown. `early`: the job failed before its
-    first step and first checkpoint, or by exit code 78; the next run under its name starts it again.
+    first step and first checkpoint, or by exit code 78; the next run under the job's name starts the job again.
     """
 
     phase: Phase
@@ -258,7 +258,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """A member on trial: its failure ended `crashes` generations in a row, the last one observed at `revision`."""
+    """A member on trial: its failures ended `crashes` generations in a row, the last failure was seen at `revision`."""
 
     worker: WorkerId
     crashes: int = 0
@@ -269,11 +269,11 @@ class Newcomer:
 class WorldHead:
     """The current generation. `size` counts ranks. With `members` 0 the world is *forming*: it waits for members.
 
-    `epoch` and `generation` name the folder of its members' chunks. `no_progress`: how many generations in a row,
-    up to the previous one, a failure ended before they committed a checkpoint. `failures`: how many generations a
-    failure ended. `began`: an earlier generation may have made a step, because no failure ended it in its first
-    seconds. `leave_requests`: requests to leave, to members of earlier generations that are still registered. `spent`:
-    members that cannot restart. `newcomers`: members on trial.
+    `epoch` and `generation` name the folder of its members' chunks. `no_progress`: the number of consecutive
+    generations, up to the previous one, that a failure ended without a committed checkpoint. `failures`: the number
+    of generations that a failure ended. `began`: an earlier generation may have made a step, because no failure
+    ended it in its first seconds. `leave_requests`: requests to leave, sent to members of earlier generations that
+    are still registered. `spent`: members that cannot restart. `newcomers`: members on trial.
     """
 
     generation: int
@@ -315,7 +315,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed:
-    """Why a rank ended early. `code`: its exit code, or minus the signal.
+    """Why a rank ended early. `code`: its exit code, or minus the number of the signal that ended it.
 
     `early`: the rank's process failed by itself within its first seconds, before it reported a step.
     """
@@ -393,8 +393,8 @@ class Assignment:
 
     The owners follow from `workers`, `shards` and the published ring (`core.datasets.ring`), so the record
     stays small, and a client in any language can compute them. Only exceptions are stored: `seats` maps a worker to
-    the name under which the ring places it, if that is not its own; `moved` lists, by owner, the shards that the
-    ring places elsewhere.
+    the name under which the ring places it, if that name is not the worker's own; `moved` lists, by owner, the
+    shards that the ring places elsewhere.
     """
 
     assign_epoch: int

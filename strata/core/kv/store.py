@@ -1,7 +1,7 @@
 """The `Store` protocol: the operations of etcd that Strata needs, and nothing more.
 
-One contract suite (`tests/contract`) holds for two implementations: the etcd client in
-`strata.etcd` and the in-memory store in `strata.testing`.
+One contract suite (`tests/contract`) tests two implementations: the etcd client in `strata.etcd` and the in-memory
+store in `strata.testing`.
 
 Both raise the same errors:
 
@@ -57,7 +57,7 @@ class Store(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchBatch]]:
         """Yield every change of the range from `start_revision` on: ordered, without gaps.
 
-        After the loss of a connection the watch resumes after the last revision that it yielded; it raises
+        After the loss of a connection the watch resumes after the last revision that it yielded. The watch raises
         `Compacted` if that revision was compacted. It yields only whole revisions. A caller that leaves the context
         by `TimeoutError` thereby reports that the watch is late: the next watch is opened at another endpoint, if
         possible.

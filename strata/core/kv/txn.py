@@ -188,8 +188,8 @@ class Decision:
     """What to write next, and the reason in a sentence for people.
 
     If there is a `txn`, the caller executes it, brings the view to its revision, and decides again. Without a `txn`
-    nothing is left to do: either the request is already fulfilled, or `refusal` says why it cannot be. A decision
-    must therefore recognise its own effect, so that repeating it is harmless.
+    nothing is left to do: either the request is already fulfilled, or `refusal` says why it cannot be fulfilled. A
+    decision must therefore recognise its own effect, so that repeating it is harmless.
     """
 
     reason: str

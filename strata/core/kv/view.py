@@ -61,7 +61,7 @@ class View:
     # -- updates
 
     def reset(self, revision: int, kvs: Iterable[KeyValue]) -> tuple[Event, ...]:
-        """Become the keyspace as listed at `revision`; return the differences as events, deletes included.
+        """Replace all keys by those listed at `revision`; return the differences as events, deletes included.
 
         The events of changed keys come first, in key order, with the listed revisions. The deletes follow, in key
         order, with `revision`.
@@ -126,7 +126,7 @@ class View:
     def derived(self, key: str, make: Callable[[], R]) -> R:
         """Return the result of `make`, cached until `key` changes.
 
-        `make` may depend only on `key`, and on facts that do not change while `key` does not.
+        `make` may depend only on `key`, and on facts that do not change while `key` stays unchanged.
         """
         revision = self.mod_revision(key)
         held = self._derived.get(key)

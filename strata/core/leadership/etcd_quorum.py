@@ -85,7 +85,7 @@ def leader_id(peers: Sequence[Peer]) -> int:
 
 
 def electing(peers: Sequence[Peer]) -> bool:
-    """Return whether the answering voters do not follow one leader yet.
+    """Return whether the answering voters do not all follow the same leader yet.
 
     The caller waits then, since an election takes a second or two.
     """
@@ -183,9 +183,10 @@ def may_remove(peer: Peer, peers: Sequence[Peer], *, even_if_healthy: bool = Fal
 
 
 def may_add(name: str, peers: Sequence[Peer]) -> Judgement:
-    """Return whether `name`, which is no member, may be added: whether a voter seems to have been removed.
+    """Return whether `name`, which is no member, may be added, that is, whether a voter was removed before.
 
-    A replacement removes one voter. So the voters that are left are healthy, and their number is even.
+    A replacement first removes one voter of an odd number. So this function requires that the remaining voters are
+    healthy, and that their number is even.
     """
     members = ", ".join(peer.label for peer in peers)
     if sick := findings(peers):

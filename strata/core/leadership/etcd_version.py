@@ -1,7 +1,7 @@
-"""Supported versions of etcd, and the known bugs of the others.
+"""Supported versions of etcd, and the known bugs of the other versions.
 
-The table lists etcd bugs that break a promise of Strata. For each bug it names the first release of every minor
-line that is free of the bug. Two bounds follow from the table. Releases before 3.4 are refused. Releases before
+The table lists etcd bugs that break a promise of Strata. For each bug and every minor line, the table names the
+first release without the bug. Two bounds follow from the table. Releases before 3.4 are refused. Releases before
 3.5.28 (in 3.6: before 3.6.9) get a warning that names the bugs.
 
 Sources: etcd's CHANGELOG, and the record of its robustness tests (tests/robustness/README.md).
@@ -49,7 +49,7 @@ OLDEST_SPOKEN = _v("3.4.0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """A defect of etcd. `fixed` holds the first good release of each minor line that ever had it."""
+    """A defect of etcd. `fixed` holds the first good release of each minor line that ever had the defect."""
 
     issue: int
     summary: str

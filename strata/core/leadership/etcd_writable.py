@@ -5,9 +5,9 @@ Two conditions stop every write, but affect reads, watches and lease renewals li
     quota alarm   etcd answers each write with "database space exceeded" until an operator disarms it
     no leader     no member answers a write, for longer than an election takes
 
-Both concern the cluster and not one replica, so no member fails over because of them. A replica proves that writes
-work by a *dry run*: a transaction whose compare never holds. It passes through etcd's log and its alarm check like
-a write, but changes nothing.
+Both conditions concern the cluster and not one replica, so no member fails over because of them. A replica proves
+that writes work by a *dry run*: a transaction whose compare never holds. A dry run passes through etcd's log and
+alarm check like a write, but changes nothing.
 
 Times are seconds of one clock that runs through suspends.
 """

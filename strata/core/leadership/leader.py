@@ -130,7 +130,7 @@ class LeaderState:
         return replace(self, lease=lease)
 
     def took_lead(self, epoch: Epoch) -> LeaderState:
-        """Start to act as leader: a linearizable read confirmed the key, and the view is as new."""
+        """Start to act as leader: a linearizable read confirmed the key, and the view is as new as that read."""
         return replace(self, epoch=epoch)
 
     def sending(self, now_s: float) -> LeaderState:
@@ -139,7 +139,7 @@ class LeaderState:
         return replace(self, lease=replace(self.lease, tried_s=now_s, outstanding=True))
 
     def answered(self, ttl_s: float | None) -> LeaderState:
-        """Record a keepalive's answer: the lease counts from the keepalive's send.
+        """Record a keepalive's answer: the lease counts from the moment at which the keepalive was sent.
 
         None: no answer came, and the keepalive is repeated. A TTL of 0 or less means that the lease has ended.
         """

@@ -5,7 +5,7 @@ of the clock:
 
     ready?         etcd answered within 2 s, the view has not been behind those answers for longer than
                    2 s, and the event loop runs within 1 s of its schedule
-    may it delete? nothing in the last 5 s suggests that the replica itself is why its members seem lost:
+    may it delete? nothing in the last 5 s suggests that the replica itself makes its members seem lost:
                    a stall, silence of etcd, a late view, many sessions broken together, the loss of all peers;
                    and etcd takes writes, so that a deleted member can register again
 
@@ -24,7 +24,7 @@ ETCD_SILENT_S = 2.0
 BEHIND_S = 2.0
 """If a view is behind etcd's answers for longer than this, its watch is broken, and outcomes come late."""
 BETTER_OFF_S = 1.5
-"""If a peer's last contact with etcd is newer than this replica's by more than this, the peer can still reach etcd.
+"""If a peer's last contact with etcd is newer than this replica's by more than this time, the peer can reach etcd.
 
 If etcd itself fails, all replicas lose contact within about a second of each other, at their next renewals. So in
 that case no replica sends its members to another.

@@ -1,4 +1,4 @@
-"""Takeover: when a follower deposes a leader that has died, before its lease expires (PROTOCOLS 4.7).
+"""Takeover: when a follower deposes a leader that has died, before the leader's lease expires (PROTOCOLS 4.7).
 
 A follower keeps a link to the leader, with a handshake that checks the uuid in the leader key. A leader is deposed
 only after the chain of facts below. In all other cases the follower waits for the lease to expire, because barriers

@@ -2,8 +2,8 @@
 
 A job records its *run* (`J/run`): the identity of the processes that were started together, and the command
 of their ranks. A newcomer *takes up* a job if it continues a job that has ended. A newcomer that takes the job up,
-or finds no member in it, overwrites the run and the command with those that it names. Any other newcomer only adds
-a run or a command that is not recorded yet.
+or finds no member in it, overwrites the job's run and command with its own. Any other newcomer only adds a run or a
+command that is not recorded yet.
 
     the job      the newcomer                           result
     -----------  -------------------------------------  --------------------------------------------

@@ -173,7 +173,7 @@ def _create(
         puts.append(Put(key=keys.phase, value=encode(again)))
         reason += f"; job {keys.name} is {admission.taken_up}"
     if admission.anew:
-        # this transaction compares the phase, and so does the leader's whenever it writes a world
+        # this transaction compares the phase, and so does every transaction of the leader that writes a world
         head = job.head()
         generation = head.record.generation if head is not None else 0
         compares.append(unchanged(keys.head, view.mod_revision(keys.head)))
@@ -186,8 +186,8 @@ def _create(
 def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
     """Delete the key of this incarnation: the process departs for good.
 
-    If the member is in the world, its leave ends the generation, unless `decide_rank_exit` has recorded code 0 for
-    each of its ranks before.
+    If the member is in the world, its leave ends the generation, unless `decide_rank_exit` has already recorded
+    code 0 for each of the member's ranks.
     """
     held = job.worker(worker)
     if held is None or held.create_revision != incarnation:
@@ -229,9 +229,9 @@ def decide_rank_exit(
     `early`: the rank's process failed by itself within its first seconds, before it reported a step.
 
     If a notice with a deadline asks the generation to stop, a rank that exits with code 75 counts as stopped. After
-    the first rank has stopped, every further exit counts as stopped: the first exit breaks the other ranks'
-    collectives, and their agents end them. A rank that fails before any rank has stopped counts as failed. A rank
-    that exits during a SCALE also counts as failed, because a SCALE asks no rank to exit.
+    the first rank has stopped, every further exit counts as stopped: the first exit breaks the collectives of the
+    other ranks, and the agents then end these ranks. A rank that fails before any rank has stopped counts as
+    failed. A rank that exits during a SCALE also counts as failed, because a SCALE asks no rank to exit.
 
     Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
     member, `Refused` for a rank that this member does not run.

@@ -1,14 +1,14 @@
 """Newcomers on trial: crashes of a member that joins a running training must not stop the others repeatedly.
 
 A world grows by a save and a new generation for all members. A newcomer whose ranks crash at their start ends that
-generation. If it were placed again immediately, the others would make little progress. So the head names the
-newcomers, as members on trial:
+generation. If this newcomer were placed again immediately, the others would make little progress. So the head names
+the newcomers, as members on trial:
 
     event                                             result for a newcomer
     ------------------------------------------------  -------------------------------------------------------
     a generation with it commits a checkpoint         it becomes an ordinary member
     its failure ends a generation without a commit    no place for 10 s; 20, 40 … 600 s if it fails again
-    without it fewer than the minimum would be left   it gets a place all the same
+    fewer than the minimum would be left without it   it gets a place all the same
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def after(
     """Return the members on trial in the next generation.
 
     `members`: the members of the generation that ends. `failed`: the members whose failure ended that generation.
-    `committed`: whether it has committed a checkpoint. `joined`: members of the next generation that are not in
-    `members`.
+    `committed`: whether that generation has committed a checkpoint. `joined`: members of the next generation that
+    are not in `members`.
     """
     known = {one.worker: one for one in newcomers if not (committed and one.worker in members)}
     for worker in set(failed) & known.keys():

@@ -7,9 +7,9 @@ An agent samples the state of each rank's process. Two rules follow:
 2. A process is frozen if its state was `T`, stopped by a signal, in every sample for `detect_s`.
 
 A sample that comes more than `max_gap_s` after the previous one is late: the agent, or its whole machine, did not
-run. A late sample restarts the count of that time. So does a sample which shows that the process ran since the
-previous sample. Every state other than `T` ends the count: `t` (a debugger), `D` (a dead disk), and "" (the state
-could not be read).
+run. A late sample restarts the count of the stopped time. So does a sample which shows that the process ran since
+the previous sample. Every state other than `T` ends the count: `t` (a debugger), `D` (a dead disk), and "" (the
+state could not be read).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class StopCount:
     def sample(self, now_s: float, state: str, *, switches: int = 0, dumps_core: bool = False) -> Verdict:
         """Count a sample taken at `now_s`: `state` is the kernel's letter, "" if it could not be read.
 
-        `switches` is the number of context switches of the process: it changes if the process ran between two samples.
+        `switches` is the number of context switches of the process: the number changes if the process ran between
+        two samples.
         """
         ran, self._switches = switches != self._switches, switches
         late = now_s - self._sampled_s > self._sampling.max_gap_s

@@ -24,15 +24,16 @@ UNLIMITED = 1_000_000
 class Registration:
     """A member's data at registration.
 
-    `spec`: the job's limits. They apply if this registration creates the job, or takes it up other than by `resume`.
-    `incarnation`: the incarnation that an earlier session of this boot got; 0 at first. A process that sends one is
-    never taken for a newcomer. `resume`: a new process may take up a finished job; a reconnect never does. `anew`: as
-    `resume`, but the job begins from nothing. Its checkpoints stay in storage, but no world begins from them.
-    `attempt`: the launcher's count of attempts at the job. If it is above the attempt in which the job ended, the
-    registration takes the job up. The first member of an attempt sets the job's limits. A paused job stays paused.
-    `cannot_restart`: nothing starts the member again after a generation in which it trained. `command`: the command of
-    its ranks; None to skip the comparison. `run_id`: its run, "" if unknown (see `core.members.admission`). `sole`:
-    the job's name was made for this member alone, so any other member in the job belongs to another run.
+    `spec`: the job's limits. They apply if this registration creates the job, or takes the job up without `resume`.
+    `incarnation`: the incarnation that an earlier session of this boot got; 0 at first. A process that sends an
+    incarnation is never taken for a newcomer. `resume`: a new process may take up a finished job; a reconnect never
+    does. `anew`: as `resume`, but the job begins from nothing. Its checkpoints stay in storage, but no world begins
+    from them. `attempt`: the launcher's count of attempts at the job. If `attempt` is above the attempt in which
+    the job ended, the registration takes the job up. The first member of an attempt sets the job's limits. A paused
+    job stays paused. `cannot_restart`: nothing starts the member again after a generation in which it trained.
+    `command`: the command of its ranks; None to skip the comparison. `run_id`: its run, "" if unknown (see
+    `core.members.admission`). `sole`: the job's name was made for this member alone, so any other member in the job
+    belongs to another run.
     """
 
     worker: WorkerId
@@ -78,7 +79,7 @@ def check_registration(registration: Registration) -> None:
 def bare_registration(worker: WorkerId) -> Registration:
     """Return the registration for a bare heartbeat: one slot, in a job that takes every such worker.
 
-    The job may be no training, so it never fails for lack of checkpoints.
+    The job may be something else than a training, so the job never fails for lack of checkpoints.
     """
     spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_no_progress_generations=UNLIMITED)
     return Registration(worker=worker, boot=BARE_BOOT, spec=spec)

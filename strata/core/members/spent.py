@@ -1,4 +1,4 @@
-"""Members that cannot restart: each belongs to one generation that had begun (PROTOCOLS 5.7).
+"""Members that cannot restart: after a generation that had begun, they get no further place (PROTOCOLS 5.7).
 
 A standalone process that trains by `strata.init` cannot leave a collective or a step, and nothing starts it again.
 So it exits after its generation. Between the write of the newer head and this exit the member's key still exists.
@@ -18,7 +18,7 @@ from strata.core.stop.last_step import BEGIN_BARRIER
 SPENT_S: Final = 15.0
 """The time for which such a member gets no place.
 
-If it is still registered then, it had not begun to train: it missed the outcome of `strata.begin`.
+If the member is still registered after this time, it had not begun to train: it missed the outcome of `strata.begin`.
 """
 
 

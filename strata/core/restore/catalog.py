@@ -6,7 +6,7 @@ The result for a record depends on its copies in the searched roots (*marked*: w
     -----------------  --------------------------------------------  -----------------------------------------
     none               marked                                        COMMITTED, from the manifest
     OPEN, ABORTED      one of this attempt is marked                 COMMITTED
-                       another attempt of the slot is marked         that one; this one is under `discarded/`
+                       another attempt of the slot is marked         that attempt; this one is under `discarded/`
     OPEN               none is marked                                ABORTED
     COMMITTED,         one is whole, not searched or unread          unchanged; a missing copy is REMOVED
     CORRUPT            one is damaged, none is whole                 CORRUPT
@@ -257,7 +257,7 @@ class Catalog:
         return ""
 
     def _with_copies(self, record: CheckpointRecord, copies: Iterable[FoundCheckpoint]) -> CheckpointRecord:
-        """Return the record with further tiers: the copies with its manifest and a path that no tier of it has."""
+        """Return the record with further tiers: the copies with the record's manifest at paths that no tier of it has."""
         tiers = dict(record.tiers)
         paths = {tier.path for tier in tiers.values()}
         for copy in copies:
@@ -429,7 +429,7 @@ class Catalog:
     # -- references
 
     def _refer(self) -> None:
-        """Write the references of adopted Incrementals, as a begin does: to the attempts that each and its base use."""
+        """Write the references of adopted Incrementals, as a begin does: to the bases, and to the attempts that these use."""
         uses = {each.where: each.uses for each in self._marked}
         self._by_step: defaultdict[int, list[CheckpointRecord]] = defaultdict(list)
         for record in self.records.values():

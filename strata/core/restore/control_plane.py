@@ -11,7 +11,8 @@ This module reads no clock, storage or etcd.
    epoch in every record is set to 0, because the old epochs may be above the new etcd's revisions.
 4. A phase that ends a job is dropped if storage has checkpoints of a later generation than the head's: the job went on.
 5. `latest` names the newest checkpoint that is left. If a job had a `latest` and no checkpoint is left, the record
-   that it named stays, as CORRUPT. The job's next world then fails, instead of beginning without a checkpoint.
+   that `latest` named stays, as CORRUPT. The job's next world then fails, instead of beginning without a
+   checkpoint.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ class _Job:
     # -- the phase
 
     def _drop_phase(self, catalog: Catalog, head_generation: int) -> None:
-        """Set a done, failed or paused job to RUNNING if it has saved in a later generation since.
+        """Set a done, failed or paused job to RUNNING if the job has since saved in a later generation.
 
         With its old phase the job could not continue. The record keeps the newest attempt at the job.
         """
@@ -253,11 +254,11 @@ class _Job:
     # -- the order of checkpoints
 
     def _derive_order(self, catalog: Catalog, head_generation: int) -> None:
-        """Write the `restored` and `anew` keys of worlds of which only storage has evidence, as their heads wrote them.
+        """For worlds of which only storage has evidence, write the `restored` and `anew` keys that their heads wrote.
 
-        The first checkpoint of a generation names a predecessor: the checkpoint from which its world began. It
-        names none if the job began again from nothing. If retention removed that first checkpoint, this information
-        is lost.
+        The first checkpoint of a generation names a predecessor: the checkpoint from which its world began. The
+        checkpoint names none if the job began again from nothing. If retention removed that first checkpoint, this
+        information is lost.
         """
         whole = [
             each

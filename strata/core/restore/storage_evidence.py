@@ -1,8 +1,8 @@
 """Evidence from storage roots about a cluster's checkpoints, independent of any catalog: the input of a restore.
 
 A root is *searched* if `roots` names it. The folder of a checkpoint in a searched root is in one of four states:
-its manifests and images are there (`checkpoints`), it is damaged (`damaged`), it could not be read
-(`unread`), or it is absent. Absence is proven only if the job's folder was listed (`listed`).
+complete with manifests and images (`checkpoints`), damaged (`damaged`), not readable (`unread`), or absent. Absence
+is proven only if the job's folder was listed (`listed`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata.core.ids import AttemptId
 from strata.core.kv.records import CheckpointRecord, CheckpointType
 
 MAX_GENERATION = 10**9
-"""Folders of later generations are ignored: a key could hold such a number, but not those of further generations."""
+"""Folders of later generations are ignored: a key could hold such a number, but not the next generations'."""
 
 NO_FOLDER = "the root has no folder of this job with a strata.json of this cluster"
 """The default reason why a job's folder in a searched root was not listed."""

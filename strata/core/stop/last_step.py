@@ -13,9 +13,9 @@ continues. Round a (0, 1, 2 …) has two meetings at one barrier, `STOP_BARRIER`
 
 To *hold* at S is a promise: the rank begins no step after S. The rank reads `begun` and makes the promise in one
 atomic act. Only the outcome of the answers, a newer generation, or the exit of the process releases the rank from
-the promise. The rank must not release it by a timeout of its own, because the other ranks may already have decided
-to stop at S. S grows by two steps a round, because the fastest steps are shorter than a round. A training loop that
-ends before S needs no common stop.
+the promise. The rank must not break the promise after a timeout of its own, because the other ranks may already
+have decided to stop at S. S grows by two steps a round, because the fastest steps are shorter than a round. A
+training loop that ends before S needs no common stop.
 
 The leader reads S and the verdict from the same outcome (`read_decision`).
 `tests/unit/core/stop/test_last_step.py` searches every interleaving of small models.
@@ -79,7 +79,7 @@ _SENTENCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The step after which all ranks stop, and whether it is saved."""
+    """The step after which all ranks stop, and whether they save it."""
 
     step: int
     verdict: Verdict

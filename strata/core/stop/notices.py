@@ -50,7 +50,7 @@ def meaning(notice: StopNotice | None, worker: str, *, came_before: bool = True)
 
 
 def is_wider(request: StopNotice, held: StopNotice) -> bool:
-    """Return whether `request` means members that `held` does not."""
+    """Return whether `request` asks a member to leave that `held` does not ask."""
     if request.action is held.action is StopAction.DRAIN:
         return not set(request.workers) <= set(held.workers)
     return WIDTH[request.action] > WIDTH[held.action]

@@ -9,7 +9,7 @@ The leader ends the generation (`generation_over`) in any of four cases: the com
 not save that step, and no earlier save is open; the step can no longer be saved; the time is over.
 
 A member that was asked to leave gets no place in later generations: each later head carries the request
-(`WorldHead.asked`) until the member has departed. So no world includes a member that is shutting down.
+(`WorldHead.leave_requests`) until the member has departed. So no world includes a member that is shutting down.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def leaving(
 ) -> frozenset[str]:
     """Return the registered workers that get no place, because they were asked to leave.
 
-    `request_ages_s`: how long the caller has known of each request, by the request's revision. A request expires `LEAVE_EXPIRY_S`
-    after its grace: members that have not left by then train again, instead of waiting for ever.
+    `request_ages_s`: how long the caller has known of each request, by the request's revision. A request expires
+    `LEAVE_EXPIRY_S` after its grace: members that have not left by then train again, instead of waiting for ever.
     """
     counts = remembered(pending, request_ages_s)
     if not counts:

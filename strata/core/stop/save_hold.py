@@ -10,8 +10,8 @@ Three facts report a held save, each to a different reader:
 
 The key is written at most once a generation, and only for a step after the step that the generation began from. The
 rank that writes it has trained that step but cannot save it, or cannot begin the step because its start waits for
-the storage. Such a generation made progress that it could not save, or could not make progress. So it does not
-count as "without progress" (`core.worlds.changes`).
+the storage. Such a generation made progress that it could not save, or could not make progress. So the generation
+does not count as "without progress" (`core.worlds.changes`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     the world         what the view shows                            what follows
     ----------------  ---------------------------------------------  -----------------------------
     none, or forming  max members, or min members and settled        a world
-    of a resumed job  the same; what finished before does not count  a world, no_progress 0
+    of a resumed job  as above; a world done before is ignored       a world, no_progress 0
     with members      every rank done                                phase DONE, no world
                       a death (key deleted or replaced, or a rank    a world of the remaining members,
                           failed)                                    immediately; below min: a forming one
@@ -25,12 +25,12 @@
                       ... below min, or a rank is done, or all make  nothing: it trains on, or is
                           their last save                            about to finish
 
-A generation is *without progress* if a failure ended it before it committed a checkpoint. Growth, shrinking,
+A generation is *without progress* if a failure ended it before it had committed a checkpoint. Growth, shrinking,
 notices, forming worlds, and generations that trained but could not save (`core.stop.save_hold`) neither count nor
 reset the count. A generation failed *early* if no member died and each failed rank failed by itself, within its
-first seconds and before it reported a step. Such a failure is an error in the program, and a retry would fail in
+first seconds and before it reported a step. Such a failure counts as an error in the program: a retry would fail in
 the same way. The next run of a job starts the job again if the job failed early with nothing saved, whichever limit
-it met. The same holds after exit code 78: the operator who runs the job again has fixed the cause.
+the job reached. The same holds after exit code 78: the operator who runs the job again has fixed the cause.
 
 Two kinds of members do not count as present. The first are members that a notice asked to leave. The second are
 members that cannot restart (`Worker.cannot_restart`), once a generation in which they trained has ended: their
@@ -138,7 +138,7 @@ class Situation:
 
     @property
     def held(self) -> SavesHeld | None:
-        """The record that the current generation trained but could not save; None without one, or after a commit."""
+        """The record of ranks of this generation that trained but could not save; None without one, or after a commit."""
         return None if self.committed() else self.job.held(self.generation)
 
     def counts(self, *, failure: bool) -> tuple[int, int, bool]:
@@ -255,7 +255,7 @@ class Situation:
         return None if count >= least else f"{count} of at least {least} members are left"
 
     def _elsewhere(self, world: World) -> Change | None:
-        """Return the change if the ranks must restore another checkpoint: after a rewind, or if theirs is corrupt."""
+        """Return the change if the ranks must restore another checkpoint: after a rewind, or if this one is corrupt."""
         point, rewind = world.head.restore, pending_rewind(self.job)
         if rewind is not None:
             who = rewind.record.who or "somebody"

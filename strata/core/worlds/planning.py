@@ -1,16 +1,17 @@
-"""Planning of worlds: turns membership into the next generation's ranks and restore point, and writes it.
+"""Planning of worlds: turns membership into the next generation's ranks and restore point, and writes that generation.
 
 `plan_world` reads a job and returns the next writes; the leader executes them and plans again
 (PROTOCOLS 6.1). `core.worlds.changes` decides whether and why a new generation is due; this module
 builds its transactions.
 
 Every transaction compares the leader's epoch, the head, the phase, the spec, the notice, the saves-held key and the
-rewind. A head's transaction also compares `latest`, how far the ranks have met at the begin and closing barriers, and
-that no more ranks are done than the view shows. No transaction compares member keys: if a member dies after the
-plan, the next plan begins another generation. A plan based on a death needs no compare either: a removed
+rewind. A head's transaction also compares `latest`. This transaction fails if, since the view, ranks have met again
+at the begin or closing barrier, or further ranks are done. No transaction compares member keys: if a member dies
+after the plan, the next plan begins another generation. A plan based on a death needs no compare either: a removed
 incarnation never returns, and the `failed` and `stopped` keys of a generation stay until a newer head is written.
 
-The transaction of a head also writes the history record of its generation, and completes the previous one.
+The transaction of a head also writes the history record of the new generation, and completes that of the previous
+generation.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
 
 
 def progress(source: Source, job: JobView) -> model.Progress | None:
-    """Return how far a training has come; None before its ranks reported anything."""
+    """Return how far a training has come; None before the job's ranks reported anything."""
     head = job.head()
     if head is None:
         return None

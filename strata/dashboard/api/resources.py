@@ -34,7 +34,7 @@ from strata.errors import (
 from strata.observe.words import printable
 
 FRESH_S: Final = 1.0
-"""How long a body is cached: it is made once a second, however many clients watch the resource."""
+"""How long a body is cached: a body is made at most once a second, however many clients watch the resource."""
 MAX_KEPT: Final = 256
 MAX_PATH_CHARS: Final = 1024
 

@@ -144,7 +144,9 @@ class _Asgi:
 
 
 def _as_others() -> None:
-    """Replace `exempt` and `end`, with no effect, if another server runs the application and limits its connections."""
+    """Stand in for `exempt` and `end`, with no effect, if another server runs the application and limits
+    connections itself.
+    """
 
 
 async def _schema(_request: Request, _identity: Identity | None) -> bytes:

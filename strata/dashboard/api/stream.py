@@ -37,7 +37,9 @@ SEND_S: Final = 10.0
 MAX_WATCHED: Final = 32
 MAX_STREAMS: Final = 64
 MAX_PER_ADDRESS: Final = 32
-"""Half of the HTTP connections, in total and per address (`core.access.connection_limits`); requests have the rest."""
+"""Streams get half of the HTTP connections, in total and per address (`core.access.connection_limits`);
+requests get the rest.
+"""
 PARTS: Final[Mapping[str, str]] = {"events": "after_revision", "history": "since_unix_ms"}
 """The resources sent in parts, by the last word of the path -> the query parameter for the end of the last part."""
 NO_EVENTS: Final = msgspec.json.encode(model.Events(events=()))
@@ -68,7 +70,7 @@ class _Watched:
         return f"{self.path}{'&' if '?' in self.path else '?'}{PARTS[self.kind]}={self.after}"
 
     def news(self, made: Body) -> bool:
-        """Record a body that was made from `now`; return whether to send it."""
+        """Record a body that was made for the path `now`; return whether to send the body."""
         first, self.sent, before = self.sent is None, made.json, self.sent
         match self.kind:
             case _ if not made.unix_s:  # an error
@@ -120,9 +122,9 @@ class Streams:
     ) -> None:
         """Serve one stream, for at most `longest_s`.
 
-        `find` returns the resource if the caller may read it, else raises the refusal; it is called again every
-        `review_s`. `exempt` exempts this connection from the server's limit on lifetimes; `end` resets the connection
-        immediately.
+        `find` returns the resource if the caller may read it, else raises the refusal; `find` is called again
+        every `review_s`. `exempt` exempts this connection from the server's limit on lifetimes; `end` resets
+        the connection immediately.
         """
         paths = [_Watched(path) for path in self.watched(scope)]
         _admit(paths, find)

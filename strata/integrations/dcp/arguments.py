@@ -25,7 +25,7 @@ _STEP: Final = re.compile(
 )
 
 DCP_VERSION: Final[str | None] = getattr(filesystem, "CURRENT_DCP_VERSION", None)
-"""The version that torch's own writer puts into DCP's metadata, None if this torch has none."""
+"""The version that torch's own writer puts into DCP's metadata; None if this torch writes no version."""
 BORROWED_RETRY_S: Final = 0.2
 """How often a process without pushed updates polls whether its save is committed."""
 

@@ -59,7 +59,8 @@ def _step_before(root: OpenRoot, checkpoint: CheckpointMetadata) -> str:
     """Return a hint on how to load the newest intact step before `checkpoint`.
 
     The catalog gives the candidates, without those that the job abandoned by going back (PROTOCOLS 8.4). Other attempts
-    at the same step are skipped: the hint can only name a step, and that step would load the corrupt checkpoint.
+    at the same step are skipped: the hint can only name a step, and a load of that step would take the corrupt
+    checkpoint.
     """
     other = root.catalog.before(checkpoint)
     while other is not None:

@@ -18,8 +18,8 @@ from strata.errors import CheckpointError
 def snapshot_of(given: Iterable[tuple[WriteItem, Any]], *, tree: Json, arena: Arena) -> Snapshot:
     """Return the snapshot of these items.
 
-    DCP holds the state until the save has ended (for a background save, a copy of it). So values in plain memory are
-    written directly, and only other values are copied to the arena first.
+    DCP keeps the state (for a background save, a copy of the state) until the save has ended. So values in
+    plain memory are written directly, and only other values are copied to the arena first.
     """
     flat = Flat()
     for item, data in given:

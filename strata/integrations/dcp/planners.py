@@ -23,10 +23,10 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 
 
 class JsonSavePlanner(DefaultSavePlanner):
-    """torch's planner, for states of tensors and values that Strata saves without pickling.
+    """torch's planner, for states of tensors and of values that Strata can save without pickle.
 
-    In addition to the values that a `CheckpointManager` takes, these are bytes, BytesIO, sets, NumPy arrays, torch's
-    dtypes, devices and sizes, and tuples that hold tensors. Each is stored in the JSON itself, up to 64 MiB.
+    These values are all that a `CheckpointManager` takes, and also bytes, BytesIO, sets, NumPy arrays, torch's
+    dtypes, devices and sizes, and tuples that contain tensors. Each is stored in the JSON itself, up to 64 MiB.
     `CheckpointError`, naming the key, for any other value.
     """
 

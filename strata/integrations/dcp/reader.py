@@ -5,8 +5,8 @@ It reads checkpoints that `StrataWriter` wrote, with any number of ranks, or tha
 Each rank looks up the checkpoint by itself, and a new one may be committed between two lookups, so ranks may find
 different checkpoints. DCP's coordinator rank therefore puts the checkpoint that it found into every rank's load plan,
 and all ranks read this checkpoint. The plans travel through DCP's own collectives, in any process group. A rank may
-have made its plan for another checkpoint. Its plan then applies if the parts have the same layout in both checkpoints,
-as is usual from step to step; otherwise the load is refused.
+have made its plan for another checkpoint. Its plan then applies if the parts have the same layout in both
+checkpoints; otherwise the load is refused. From step to step the layout is usually the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class StrataReader(StorageReader):
-    """Loads the checkpoint of `step`; without `step`, the one that this world begins from, else the newest."""
+    """Loads the checkpoint of `step`. Without `step`, it loads the checkpoint that this world begins from, or
+    if there is none, the newest.
+    """
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class StrataReader(StorageReader):
         return done
 
     def _agreed(self, load: _Load, found: _Found, chosen: CheckpointMetadata, plan: LoadPlan) -> _Found:
-        """Return the checkpoint that all ranks load, opened."""
+        """Open and return the checkpoint that all ranks load."""
         if chosen.id == found.checkpoint.id:
             return found
         log.info("step %d was found here, and all ranks load step %d", found.checkpoint.step, chosen.step)
@@ -331,7 +333,7 @@ def items_of(manifests: Sequence[RankManifest], rank: int) -> Iterator[Item]:
 
 
 def leaves(tree: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Json]]:
-    """Yield the values as DCP splits a state: a list without tensors and mappings is one value."""
+    """Yield the values as DCP splits a state: a list that contains no tensor and no mapping is one value."""
     parts = children(tree)
     if parts is None or ("d" not in tree and not _holds_tensors(tree)):
         yield path, tree
@@ -362,7 +364,7 @@ def _check_same_layout(items: Sequence[ReadItem], planned: _Found, found: _Found
 def _read_batch(
     found: _Found, batch: Sequence[ReadItem], arena: Arena, _: Storage
 ) -> Mapping[int, memoryview]:
-    """Return the bytes of the items of a batch, without plain ones, by the item's number."""
+    """Return the bytes of a batch's items by item number; plain items are left out."""
     requests = {
         number: found.items[item.storage_index.fqn].requested(item)
         for number, item in enumerate(batch)

@@ -2,8 +2,8 @@
 
 DCP's process mode pickles the writer and unpickles it in another process. The session cannot move to that process,
 since a rank has only one session, and a second session would replace the first. So the pickled writer carries one end
-of a pipe, and the trainer's process sends the writer's requests. Limit: such a pickle can be unpickled only once, as
-DCP does.
+of a pipe, and the trainer's process sends the writer's requests. Limit: such a pickle can be unpickled only
+once; DCP unpickles it once.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class BorrowedPort:
         raise Refused(f"the process that saves in the background cannot wait at {name!r} for its rank")
 
     def hold_saves(self, hold: SaveHold | None) -> None:
-        """Do nothing: the trainer's process reports holds, but only of its own saves."""
+        """Do nothing: the trainer's process reports the holds of its own saves, and no others."""
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         return lambda: None

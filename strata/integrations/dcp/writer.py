@@ -1,11 +1,11 @@
-"""`StrataWriter`: DCP saves through Strata's engine, and commits in its catalog.
+"""`StrataWriter`: DCP saves through Strata's engine, and commits in Strata's catalog.
 
     rank 0, global plan: begin ─▶ every rank, write_data: image, manifest, ack ─▶ rank 0, finish:
     global manifest, seal, COMMITTED, marker
 
 DCP's collectives replace the barrier before a save. A rank that fails ends the save for all: DCP raises on every rank,
-and the attempt is aborted in the catalog. A pickled writer, as in DCP's process mode, has no session: the trainer's
-process sends its requests to the coordinators.
+and the attempt is aborted in the catalog. A pickled writer, as in DCP's process mode, has no session: the
+trainer's process sends the writer's requests to the coordinators.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class StrataWriter(StorageWriter):
         )
         record = root.catalog.begin(request)
         if record.state is CheckpointState.COMMITTED:
-            # the first save may have failed before its marker: its data is valid for this step, so mark it
+            # the first save may have failed before its marker: its data is valid for this step, so write the marker
             self._saver(root).mark(record, root.catalog.folder(record), None, _info(record))
             raise Conflict(
                 f"step {step} is saved already in this generation, and stays as it is",

@@ -1,9 +1,9 @@
 """`Pytree`: wraps a JAX pytree as an object with `state_dict` and `load_state_dict`.
 
-Leaves are named by their paths. An array on one device is saved as a NumPy array. Of an array on several devices,
-each process saves the blocks on its devices; blocks that several processes have are divided among these processes. A
-restored array gets the sharding of the array in the tree, whatever devices it was saved from. No array is ever
-gathered in one place.
+Leaves are named by their paths. An array on one device is saved as a NumPy array. Each process saves the blocks
+of an array that are on its devices; processes that have the same block divide the writing of this block. A
+restored array gets the sharding of the array in the tree, whatever devices the saved array was on. No array is
+ever gathered in one place.
 """
 
 from __future__ import annotations

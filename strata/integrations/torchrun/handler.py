@@ -1,9 +1,11 @@
 """`StrataRendezvous`: torchrun's rendezvous handler on top of Strata's membership.
 
-It offers three things that torch's own handlers lack. The loss of any node, rank 0's included, leads to a newer
-world. It is reported through `num_nodes_waiting`, so an agent whose workers hang in a collective restarts them. Each
-generation has a new store, opened by the agent of its rank 0. No call raises because the coordinators are
-unreachable.
+It offers three things that torch's own handlers lack:
+
+1. The loss of any node, rank 0's included, leads to a newer world. `num_nodes_waiting` reports the loss, so an agent
+   whose workers hang in a collective restarts them.
+2. Each generation has a new store, opened by the agent of its rank 0.
+3. No call raises because the coordinators are unreachable.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ log = get_logger()
 
 
 class StrataRendezvous(RendezvousHandler):
-    """The rendezvous of one agent. For one thread, as in torchrun."""
+    """The rendezvous of one agent. Only one thread may use it, as in torchrun."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -118,13 +120,16 @@ class StrataRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: the workers use the store of rank 0's agent, which serves only them and is new in each generation."""
+        """True: the workers use the store of rank 0's agent. This store serves only the workers, and is new in
+        each generation.
+        """
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return this agent's place once all agents of a newer world have joined.
 
-        torchrun stops the workers before this call. If their generation is still the newest, this call ends it.
+        torchrun stops the workers before this call. If their generation is still the newest, this call ends
+        that generation.
         """
         if self._closed:
             raise RendezvousClosedError(f"the rendezvous {self.get_run_id()} was closed here")
@@ -182,7 +187,7 @@ class StrataRendezvous(RendezvousHandler):
             self._server = None
             self._restore_environment()
         if self._spare and isinstance(sys.exc_info()[1], AttributeError):
-            # torch's agent returns None then, and its launcher (2.13) calls a method of the result
+            # torch's agent then returns None, and torch's launcher (2.13) calls a method of the result
             raise SystemExit(0)
         ended_with = sys.exc_info()[1]
         if self._member.stopped and (ended_with is None or failure is not None):

@@ -71,7 +71,7 @@ def find_failure() -> RankFailure | None:
 
 
 def first_failure(failures: Mapping[int, Any]) -> RankFailure | None:
-    """Return the earliest of torch's failures: the others fail because their peer did."""
+    """Return the earliest of torch's failures: the other workers fail because that one failed."""
     if not failures:
         return None
     rank = min(failures, key=lambda one: getattr(failures[one], "timestamp", 0))

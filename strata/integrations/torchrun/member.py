@@ -122,9 +122,9 @@ class AgentMember:
     async def join(self, failure: RankFailure | None, open_store: OpenStore) -> tuple[Place, Met]:
         """Return the place of this agent's workers once all agents of a newer world have joined.
 
-        The workers of the generation joined last must have ended. If that generation is still the newest, this call
-        ends it, because of `failure`. Raises the session's error, `Spare`, `Preempted`, or `Unavailable` if too few
-        agents join within `join_timeout_s`.
+        The workers of the generation joined last must have ended. If that generation is still the newest, this
+        call ends the generation, with `failure` as the reason. Raises the session's error, `Spare`,
+        `Preempted`, or `Unavailable` if too few agents join within `join_timeout_s`.
         """
         self._end_generation(failure)
         self._check_must_leave()
@@ -167,7 +167,9 @@ class AgentMember:
                 return
 
     def finished(self) -> None:
-        """Report that all workers of this agent ended with success. Called in the loop, once the last has ended."""
+        """Report that all workers of this agent ended with success. Called in the loop, once the last worker
+        has ended.
+        """
         if self.place is None or self._finishing:
             return
         self._finishing = True
@@ -272,7 +274,7 @@ class AgentMember:
         if not self._has_stopped(failure):
             self._report(place.generation, failure)
             return
-        # a worker that stops has saved; torchrun ends the others as soon as the first has ended
+        # a worker that stops has saved; torchrun ends the other workers as soon as the first has ended
         for rank in place.ranks:
             self._report(place.generation, RankFailure(rank=rank, code=PREEMPTED, reason=failure.reason))
 
@@ -293,7 +295,7 @@ class AgentMember:
                 f"{self._settings.worker_id} is requested to leave job {self._settings.run_id}: {notice.reason}"
             )
 
-    # -- the beginning of the next
+    # -- the beginning of the next generation
 
     async def _newer(self) -> WorldUpdate:
         """Wait for a world newer than all handled ones, with a place for this agent."""

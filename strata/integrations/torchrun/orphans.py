@@ -1,11 +1,11 @@
 """Kills the workers of a torchrun agent that ended without stopping them.
 
-torchrun's workers lead their own process sessions, and survive if the agent is killed. They then hold GPUs and ports
-that a new agent needs. So a bare Python process runs beside the agent and reads a pipe from it. If the pipe closes
-without the agent's `bye`, the process kills all workers and their descendants. It finds them by the agent's folder in a
-STRATA_ variable of their environment.
+torchrun's workers lead their own process sessions, and survive if the agent is killed. They then occupy GPUs
+and ports that a new agent needs. So a bare Python process (the watcher) runs beside the agent and reads a pipe
+from it. If the pipe closes without the agent's `bye`, the watcher kills all workers and their descendants. It
+finds these processes by the agent's folder in a STRATA_ variable of their environment.
 
-This file is also the program of that process, so it uses the standard library only.
+This file is also the watcher's program, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROUND_S = 0.05
 _POLLS = 100
 _POLL_S = 0.001
 """The pause between two looks at a process in the middle of exec, which has no environment yet. A process that is
-stopped in exec is skipped after `_LOOKS` looks."""
+stopped in exec is skipped after `_POLLS` looks."""
 _START_CODE = 26
 """The field number of `startcode` in /proc/pid/stat, see proc(5)."""
 
@@ -89,9 +89,9 @@ def environment(pid: int) -> bytes:
     """Return the environment that a process was started with, its entries ended by NUL.
 
     In the middle of exec the kernel shows no environment, for some microseconds after the old program's files are
-    closed (which is when `subprocess.Popen` returns). So this reads it again until the kernel shows the address of the
-    code, which it sets after the environment. `OSError` if there is no such process, for a kernel thread, for a process
-    that has ended, or for another user's.
+    closed (which is when `subprocess.Popen` returns). So this function reads the environment again until the
+    kernel shows the code's address, which is set later than the environment. `OSError` if there is no such
+    process, for a kernel thread, for a process that has ended, or for another user's.
     """
     folder = Path(f"/proc/{pid}")
     for _ in range(_POLLS):

@@ -30,7 +30,7 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JobSpec
 
 WORLD_JOIN_S: Final = 300.0
-"""The join barrier's time limit for the members of a world: an agent ends its old workers before it joins."""
+"""The time limit of a world's join barrier. It includes the time in which agents end their old workers."""
 
 
 class AgentSession:

@@ -4,9 +4,10 @@ torch's agent waits in its store for other agents in two cases. These agents may
 both cases:
 
 - to number the workers. The join barrier has already given all numbers, so the store returns them locally.
-- to leave together, once its workers have ended well. At that moment `finished` reports this to Strata, and the wait
-  ends with the generation, since nobody arrives in an ended generation. The agent that hosts the store leaves last, so
-  that the others can still read from it that all have arrived. Otherwise they would exit with 0, but with a traceback.
+- to leave together, once its workers have ended with success. At that moment `finished` reports this to Strata,
+  and the wait ends with the generation, since nobody arrives in an ended generation. The agent that hosts the
+  store leaves last, so that the other agents can still read from the store that all have arrived. Otherwise
+  they would exit with 0, but with a traceback.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ ROLE_INFO: Final = "torchelastic/role_info/"
 ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"
 EXIT_BARRIER: Final = "torchelastic/agent/terminal_state"
 PARTED: Final = "strata/parted"
-"""The key that counts the agents that have read that all have arrived."""
+"""The key of a counter: each agent adds 1 once it has read that all agents have arrived."""
 PART_S: Final = 2.0
-"""How long the agent that hosts the store waits for the others: some may have ended already."""
+"""How long the agent that hosts the store waits for the other agents: some may have ended already."""
 POLL_S: Final = 0.2
 PART_POLL_S: Final = 0.02
 

@@ -90,8 +90,8 @@ class Workers:
     def may_request_stop(self) -> bool:
         """Return whether all workers that attached in this generation are still alive.
 
-        If one worker of a node has failed, torchrun ends the others by SIGTERM. Workers that support graceful stop take
-        it for a scheduler's signal, and would stop the whole training.
+        If one worker of a node has failed, torchrun ends the others by SIGTERM. Workers that support graceful
+        stop take this SIGTERM for a scheduler's signal, and would stop the whole training.
         """
         if self._place is None:
             return False
@@ -99,7 +99,9 @@ class Workers:
         return all(process.alive for process in processes if process is not None)
 
     def rank_dumps_core(self, rank: int, generation: int, reason: str) -> None:
-        """Give a worker `CORE_S` to write its core dump; torch's agent waits for its end, and counts a failure."""
+        """Give a worker `CORE_S` to write its core dump; torch's agent waits for the worker's end, and counts a
+        failure.
+        """
         log.warning("rank.dumps_core", rank=rank, generation=generation, reason=reason)
         asyncio.get_running_loop().call_later(CORE_S, self._cut_off, self._process(rank), rank, reason)
 

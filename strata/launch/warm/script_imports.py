@@ -34,7 +34,7 @@ class Libraries:
 
     modules: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Sentences, each about a line of a file that changes something that a later import in that file may read."""
+    """Sentences, one for each line of a file that changes what a later import in the same file may read."""
     supports_graceful_stop: bool = False
 
 
@@ -83,7 +83,9 @@ def _uses_init(tree: ast.Module) -> bool:
 
 
 def _imported(tree: ast.Module, file: Path, left_out: list[str]) -> Iterator[str]:
-    """Yield the modules a file imports, in the order of its lines, up to a line that prepares a later import."""
+    """Yield the modules a file imports, in line order, up to the first line that changes what a later import
+    may read.
+    """
     prepared = 0
     for node in sorted(ast.walk(tree), key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0))):
         names = _names(node)

@@ -1,9 +1,9 @@
 """Warm processes: interpreters that have done the script's large imports and wait to be a rank.
 
-Importing torch takes seconds, which a restart would spend while other ranks wait. So a node keeps one warm process
-per slot, also on a standby. Each is used once. It is started with the settings that all generations share: program,
-flags, arguments, inherited environment. It receives the other settings when its rank starts. It runs the program
-`launch.warm.warm_program`.
+Importing torch takes seconds. Without warm processes, other ranks would wait that long at a restart. So a node
+keeps one warm process per slot, also on a standby. Each warm process is used once. It is started with the
+settings that all generations share: program, flags, arguments, inherited environment. It receives the other
+settings when its rank starts. It runs the program `launch.warm.warm_program`.
 
 In three cases the rank starts from nothing, without waiting: there is no warm process, the warm process has ended, or
 it has not sent its hello (its program is not Python).
@@ -36,7 +36,9 @@ _STRATA = ("strata.client.rank.connect", "strata.client.checkpoints.manager", "s
 """Modules that `import strata` does not load, and that a rank needs at its start."""
 
 _TORCH = ("torch._dynamo",)
-"""Modules that `import torch` does not load. The first optimizer imports them; this takes as long as torch itself."""
+"""Modules that `import torch` does not load. The first optimizer imports them; this takes as long as the import
+of torch.
+"""
 
 
 @dataclass(frozen=True, slots=True)

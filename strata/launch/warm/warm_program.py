@@ -138,9 +138,9 @@ def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
-    """Leave the end of a traceback to the agent, without the lines that only point at a column."""
+    """Write the end of a traceback to a file for the agent, without the lines that only point at a column."""
     if not _exit_message or issubclass(kind, KeyboardInterrupt):
-        return  # for a KeyboardInterrupt an import here would keep Python from ending by the signal
+        return  # at a KeyboardInterrupt, an import here would keep Python from ending by the signal
     import traceback  # noqa: PLC0415
 
     try:

@@ -2,8 +2,8 @@
 
 In synchronous training all ranks wait for the slowest in every step, so the wall time of their steps is equal. A
 rank's own time is the time it waits for its batches, plus the processor time of its trainer's thread. While that
-thread sleeps in a collective, neither grows. (Limit: a collective that spins instead of sleeping, as CUDA's may,
-counts as compute time on all ranks. Then only slow data shows.)
+thread sleeps in a collective, neither of the two grows. (Limit: a collective that spins instead of sleeping, as
+CUDA's may, counts as compute time on all ranks. Then only slow data shows.)
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Place = tuple[int, int]
 
 
 class Cursors:
-    """The positions in the shards of one dataset, in samples for example, that completed steps have used.
+    """The position in each shard of one dataset up to which completed steps have used it, for example in samples.
 
     For the trainer's thread. A cursor that is advanced before a step completes is saved with that step.
     """
@@ -63,7 +63,7 @@ class Cursors:
         self._advanced.add(shard)
 
     def saved(self, *, whole: bool) -> dict[str, list[int]]:
-        """Return the cursors to save: those advanced on this rank, or all if `whole`."""
+        """Return the cursors to save: the cursors advanced on this rank, or all if `whole`."""
         shards = self._places if whole else self._advanced
         return {str(shard): list(self._places[shard]) for shard in sorted(shards)}
 

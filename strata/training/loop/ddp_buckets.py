@@ -9,7 +9,7 @@ of a restarted process would be summed in other buckets than the same step of a 
 
 The pass of zeros changes nothing that is trained: gradients are put back, no forward pass runs, no random number is
 drawn. The pass is a collective, so either all ranks must run it or none. So the ranks first exchange whether they
-can.
+can run it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUCKETS_KEY: Final = "ddp"
 """The key of the buckets' order in a checkpoint, beside the position."""
 BUCKETS_BARRIER: Final = "strata.ddp"
 BUCKETS_S: Final = 60.0
-"""How long the ranks wait for each other before the pass."""
+"""How long the ranks wait for each other before the pass of zeros."""
 SUMS_DIFFER_FROM: Final = 3
 """The world size from which the grouping matters: a sum of two is the same in any order."""
 _ABLE: Final = b"able"
@@ -53,7 +53,7 @@ class Buckets:
         self._wrapped: list[weakref.ref[Any]] = []
 
     def begin(self) -> None:
-        """Restore the buckets of the saving world; every rank calls it before the first step."""
+        """Restore the buckets of the world that saved; every rank must call this before the first step."""
         torch = sys.modules.get("torch")
         if self._begun or torch is None or not torch.distributed.is_available():
             return
@@ -91,7 +91,9 @@ class Buckets:
 
 
 def wrapped_in(torch: Any, state: Mapping[str, Any]) -> list[Any]:
-    """Return the DDP modules that wrap the modules in `state`, in its order; none if two wrap the same parameters."""
+    """Return the DDP modules that wrap the modules in `state`, in the same order; none if two wrap the same
+    parameters.
+    """
     places: dict[int, int] = {}
     for module in _modules(torch, state):
         for parameter in module.parameters():
@@ -134,7 +136,9 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "_comm_hooks": [],
     "parameters_to_ignore": set(),
 }
-"""The DDP settings that the pass requires. With others DDP keeps its first buckets, or the pass runs user code."""
+"""The DDP settings that the pass requires. With other settings, DDP keeps its first buckets, or the pass runs user
+code.
+"""
 
 
 def _read(text: str) -> list[list[int]]:

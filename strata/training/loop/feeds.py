@@ -2,10 +2,10 @@
 
 There are three kinds of loaders:
 
-*elastic*: an `ElasticSampler`, or a torch DataLoader (or torchdata StatefulDataLoader) over a dataset of known length
-with one of torch's own samplers. A step has the same samples in any world, and a restart continues with the next
-sample. The DataLoader itself is not used: Strata makes an equal one, over the same dataset with as many workers. The
-new one takes its indices from an `ElasticSampler`.
+*elastic*: an `ElasticSampler`, or a torch DataLoader (or torchdata StatefulDataLoader) over a dataset of known
+length with one of torch's own samplers. A step has the same samples in any world, and a restart continues with the
+next sample. The DataLoader itself is not used: Strata makes a new DataLoader with the same dataset and number of
+workers, which takes its indices from an `ElasticSampler`.
 
 *stateful*: any other StatefulDataLoader. Each rank saves and restores its loader's state. The training continues in a
 world of the same size, and is refused in a world of another size.
@@ -58,8 +58,8 @@ class Feed(Protocol):
 class Feeding:
     """Makes feeds from this rank's world, the settings, and the loader's entries `saved` in the checkpoint.
 
-    `shortest` takes this rank's number of batches, and returns the number after which all ranks end an epoch;
-    None: each rank ends with its loader.
+    `shortest` takes this rank's number of batches, and returns the number after which all ranks end an epoch; None:
+    each rank ends an epoch when its own loader ends.
     """
 
     rank: int
@@ -123,7 +123,7 @@ class Feeding:
         return ElasticFeed(sampler, self.rank, self.world_size, made_of=made_of, per_rank=per_rank)
 
     def _global_batch(self, per_rank: int) -> int:
-        """Return the samples of a step: as saved, in any world, unless the samples per rank were changed."""
+        """Return the number of samples of a step: the saved number, unless the user changed the samples per rank."""
         if self.global_batch is not None:
             return self.global_batch
         if self.saved.get("per_rank") == per_rank:

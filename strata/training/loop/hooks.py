@@ -13,7 +13,7 @@ class StepHook(Protocol):
     """Called in the trainer's thread; its exceptions leave the training loop."""
 
     def begins(self, step: int) -> None:
-        """Step number `step` (from 1) is about to begin on this rank; the hook may block to hold this rank."""
+        """Step number `step` (from 1) is about to begin on this rank; the hook may block to delay this rank."""
 
     def completed(self, step: int) -> None:
         """Step `step` is complete and counted; a save that is due follows."""
@@ -22,4 +22,6 @@ class StepHook(Protocol):
         """The loop is over, and the run is about to make its last save and end as a success."""
 
     def closed(self) -> None:
-        """The run ends in this process, or adopts a newer world before its first step; no further call follows."""
+        """The run ends in this process, or the process adopts a newer world before the run's first step; no further
+        call follows.
+        """

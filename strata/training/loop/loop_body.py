@@ -12,8 +12,8 @@ from strata.training.save.state import on_optimizer_steps
 class LoopBody:
     """Tracks the batch that the loop body works on, and whether `optim.step()` has been called with it.
 
-    If the program leaves a loop, Python closes the loop's iterator only once nothing refers to it any more (tqdm does,
-    for example). So every reader of the position calls `left` first.
+    If the program leaves a loop, Python closes the loop's iterator only once nothing refers to the iterator any
+    more (tqdm may still do, for example). So every reader of the position calls `left` first.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:

@@ -93,10 +93,10 @@ class OrdinaryFeed:
         return batches
 
     def _size(self, begun: int) -> tuple[int, bool]:
-        """Return the number of batches of the step after the epoch's first `begun` batches, and whether it is certain.
+        """Return the number of batches of the step that follows `begun` batches, and whether the number is certain.
 
-        An uncertain number is an upper bound: the epoch's last step may have fewer batches. If that is known in time,
-        each batch of the step gets a larger weight.
+        An uncertain number is an upper bound: the epoch's last step may have fewer batches. If the smaller number
+        is known in time, each batch of the step gets a larger weight.
         """
         if self._length is None or begun >= self._length:  # unknown, or the loader has more than its length
             return self._accumulate, False

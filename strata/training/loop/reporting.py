@@ -21,7 +21,7 @@ class TrainingReporter:
         self._values: dict[str, float] = {}
 
     def report(self, values: Mapping[str, Any]) -> None:
-        """Keep the newest value of each name; `InvalidArgument`, with nothing kept, if one is invalid."""
+        """Keep the newest value of each name; if a value is invalid, keep none and raise `InvalidArgument`."""
         new = {name: _number(name, value) for name, value in values.items()}
         names = {**self._values, **new}
         if len(names) > MAX_NAMES:

@@ -92,7 +92,7 @@ class Run:
         self._restore_and_hook()
 
     def _restore_and_hook(self) -> None:
-        """Restore the world's position; adopt a newer world if this one ends meanwhile and the process is not armed."""
+        """Restore the world's position; if its world ends, a process that is not armed yet adopts a newer world."""
         while True:
             self._take(self._beginning())
             try:
@@ -172,8 +172,8 @@ class Run:
     def weight(self) -> float:
         """The weight of the current batch's mean loss within its step: `(loss * run.weight).backward()`.
 
-        1 if a step has one batch and every rank the same number of samples. It compensates for unequal shares: each
-        sample of the step then has the same weight in the mean of the ranks' gradients.
+        1 if a step has one batch and every rank the same number of samples. The weight compensates for unequal
+        shares: each sample of the step then has the same weight in the mean of the ranks' gradients.
         """
         return self._weight
 
@@ -185,7 +185,7 @@ class Run:
     def cursors(self, dataset: str = "default") -> Cursors:
         """Return the read positions of a dataset's shards, which are saved and restored with the state of all ranks.
 
-        Every rank calls it before its first step. For shards that the program reads itself
+        Every rank must call this before its first step. For shards that the program reads itself
         (`DatasetRegistry.get_assigned_shards`); `run.steps` tracks the position of its samples separately.
         """
         return self._cursors.of(dataset)
@@ -207,8 +207,8 @@ class Run:
         """Yield the remaining batches of one epoch, and count each complete optimizer step.
 
         `loader` defaults to the `data` of `strata.init`. `accumulate` batches make one step in the first world. In a
-        world of another size a step may have more or fewer batches, so that its samples stay the same. So the caller
-        follows `run.last_of_step` and `run.weight`. With `accumulate=1` a step is always one batch, whose size changes.
+        world of another size a step may have more or fewer batches, but the same samples: the caller must follow
+        `run.last_of_step` and `run.weight`. With `accumulate=1` a step is always one batch, whose size changes.
 
         Each call is an epoch, counted from 0 unless `epoch` gives its number. An epoch that was finished before
         this generation began yields nothing.
@@ -279,7 +279,7 @@ class Run:
     def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
         """Count an optimizer step as complete, in which all ranks together used `samples` samples.
 
-        For hand-written loops: every rank calls it after `optim.step()`.
+        For hand-written loops: every rank must call this after `optim.step()`.
         """
         samples = integer("samples", samples, below=2**63)
         self._ending.arm()
@@ -347,7 +347,7 @@ class Run:
     # -- saving
 
     def save(self, *, wait: bool = False, patient: bool = True) -> CheckpointInfo | None:
-        """Save this step together with all ranks; every rank calls it at the same step.
+        """Save this step together with all ranks; every rank must call this at the same step.
 
         Returns once the state is copied, or with `wait` once the save is committed or dropped. A save is dropped if
         its storage refuses it for too long, for example after a stop request. Returns None if this step is saved
@@ -361,7 +361,7 @@ class Run:
         return info
 
     def leaves_by_itself(self) -> None:
-        """Keep the end of the generation from ending this standalone process: it is leaving in response to a notice."""
+        """Prevent the generation's end from ending this standalone process, which leaves because of a notice."""
         if self.context.is_standalone:
             self._ending.close()
 

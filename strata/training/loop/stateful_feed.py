@@ -5,9 +5,9 @@ So each rank saves its loader's state in its part of a checkpoint, and continues
 
     state_dict() after `batches` batches of `epoch`  →  Snapshot  →  load_state_dict(), on the same rank
 
-A checkpoint counts the batches of *complete* steps. The loader may have given more, if a save comes in the middle of a
-step or the program left a loop. Then the checkpoint has the previous snapshot. After a restore, the batches of complete
-steps that came after that snapshot are drawn again and dropped.
+A checkpoint counts the batches of *complete* steps. The loader may have given further batches, if a save comes in
+the middle of a step or the program left a loop. Then the checkpoint has the previous snapshot. After a restore, the
+batches of complete steps that came after that snapshot are drawn again and dropped.
 
 A loader state after the last batch of an epoch is ambiguous until the next batch is requested: it may mean the end of
 that epoch or the start of the next. So after each snapshot the feed draws the next batch early. If there is one, it
@@ -153,7 +153,7 @@ def _of_torchdata(name: str) -> set[type]:
 def _goes_on(loader: Any) -> bool:
     """Return whether the loader's state determines its next samples."""
     if isinstance(loader.dataset, tuple(types_named("IterableDataset"))):
-        return True  # from the dataset's state, or by reading it again up to its position
+        return True  # the loader restores the dataset's state, or reads the dataset again up to its position
     sampler = _sampler(loader)
     computed = types_named("SequentialSampler", "DistributedSampler", "StatefulDistributedSampler")
     return type(sampler) in computed | _of_torchdata("RandomSampler") or has_state(sampler)

@@ -34,7 +34,7 @@ SAVE_BARRIER: Final = "strata.save"
 SAVE: Final = "save"
 """The phase of a rank that waits for a save."""
 REPORT_S: Final = 2.0
-"""How often a rank that waits for a save reports it."""
+"""How often a rank that waits for a save reports the wait."""
 POLL_S: Final = 0.25
 """How often a waiting rank checks whether it must leave instead."""
 UNSAVED: Final = -1
@@ -317,7 +317,7 @@ class Saves:
 
 
 def _held(payloads: Mapping[int, bytes]) -> str:
-    """Return why the first rank with a held save holds it; "" if no rank holds one, or a rank must save."""
+    """Return why the first rank that holds a save holds it; "" if no rank holds a save, or if a rank must save."""
     contents = {rank: json.loads(payload) for rank, payload in sorted(payloads.items())}
     if any(one.get(MUST) for one in contents.values()):
         return ""

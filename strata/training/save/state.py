@@ -123,7 +123,7 @@ def state_of(
 
 
 def plain_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain values in the caller's mapping, of which each rank has its own."""
+    """Return the plain values in the caller's mapping; each rank has values of its own."""
     return state.plain() if isinstance(state, TrainingState) else {}
 
 
@@ -148,8 +148,8 @@ def _plain(value: Any) -> Any:
 class Remembered:
     """Schedulers, the optimizers' settings, the caller's plain values and the random states as they were restored.
 
-    A script that loops over its finished epochs again gets no batches in them, but runs the code after the batches,
-    such as `sched.step()` or an evaluation. `apply` undoes the effects of that code.
+    A script that loops over its finished epochs again gets no batches from them, but runs the code after the
+    batches, such as `sched.step()` or an evaluation. `apply` undoes the effects of that code.
     """
 
     schedulers: list[tuple[Any, Any]]
@@ -182,7 +182,7 @@ class Remembered:
         for optimizer, groups in self.settings:
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 for name, value in settings.items():
-                    if hasattr(group.get(name), "copy_"):  # a tensor that compiled code may hold
+                    if hasattr(group.get(name), "copy_"):  # a tensor to which compiled code may refer
                         group[name].copy_(value)
                     else:
                         group[name] = copy.deepcopy(value)

@@ -1,9 +1,10 @@
 """`Preemption`: turns a signal or a notice into a common stop of all ranks; `strata.init` adds it to a run.
 
-A rank that gets a signal sends a stop request to the coordinators. Their notice reaches all ranks, this one too. So
-all ranks stop in the same way, however many were signalled. A training without coordinators stops without a request.
-If the generation ends first, the agent ends the rank; a standalone process leaves (`GenerationExit`). A rank whose
-saves were held for too long sends the same request: the job stops, to be started again on nodes that can save.
+A rank that gets a signal sends a stop request to the coordinators. The coordinators' notice reaches all ranks,
+including this rank. So all ranks stop in the same way, however many were signalled. A training without coordinators
+stops without a request. If the generation ends first, the agent ends the rank; a standalone process leaves
+(`GenerationExit`). A rank whose saves were held for too long sends the same request: the job stops, to be started
+again on nodes that can save.
 """
 
 from __future__ import annotations

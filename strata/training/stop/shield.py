@@ -10,8 +10,8 @@ still pending. This is harmless in practice: the thread takes a signal within mo
 rank stops and saves.
 
 A spawned child starts a new program, which no fork hook reaches. It inherits the blocked signals of the thread that
-starts it (`starting_children`). Then it first starts the thread that takes the signals (`Shielded`, used as a
-DataLoader's `worker_init_fn`).
+starts it (`starting_children`). As its first act, the child starts the thread that takes the signals (`Shielded`,
+used as a DataLoader's `worker_init_fn`).
 """
 
 from __future__ import annotations

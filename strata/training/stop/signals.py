@@ -6,7 +6,7 @@ immediately. If the program uses that descriptor itself (asyncio does), the Pyth
 soon as it runs.
 
 The first signal requests that all ranks stop. A second signal of the same kind has the effect that it would have
-without Strata, and so has any signal in a world that has ended.
+without Strata. Any signal in a world that has ended also has that effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 from strata.training.stop.shield import die_of, expose_children, shield_children
 
 _HANDLED: Final = 0x80
-"""Set in a byte that the Python handler wrote, not C code: each signal may be written twice."""
+"""This bit marks a byte that the Python handler wrote, not C code: each signal may be written by both."""
 _taking: Final[list[PreemptSignals]] = []
 
 log: Final = logging.getLogger("strata.training")

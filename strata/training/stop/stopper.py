@@ -3,7 +3,7 @@
 The notice arrives in the session's thread. A separate thread then runs the agreement (`core.stop.last_step`), while the
 trainer's thread continues training:
 
-    trainer    n is complete ────── n+1 is complete ─ waits, if it holds ─ stops: saves with all, leaves or stays
+    trainer    n is complete ────── n+1 is complete ─ waits for answers ── stops: saves with all, leaves or stays
                      │ begun            ▲ GO, WAIT or STOP
     agreement    proposals ─ meeting ─ answers ─ meeting ─ S, or the next round
 
@@ -43,7 +43,7 @@ LEAVE_S: Final = 0.5
 WARN_S: Final = 1.0
 """How long before its deadline a leaving rank that has not saved logs the reason."""
 HELD_S: Final = 5.0
-"""How long after its deadline a process ends itself if its trainer's thread hangs: it may have no agent to end it."""
+"""How long after its deadline a process whose trainer's thread hangs ends itself: it may have no agent."""
 CLOSING_S: Final = 2.0
 """The maximum time for which a rank that is done waits for the delivery of its closing message."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
@@ -88,7 +88,9 @@ class Stopper:
         self.stopping = False
         """Whether this rank has stopped at the common step, or leaves: a newer world no longer changes that."""
         self.saving = False
-        """Whether this rank saves the common step: a signal that would end it waits until its marker is in storage."""
+        """Whether this rank saves the common step: signals that would end this rank wait until the marker is in
+        storage.
+        """
         self.leaving = False
         """Whether this process leaves because of the notice."""
         self._forget = self._context.observe_world(self._on_world)
@@ -325,7 +327,9 @@ class Stopper:
 def request_stop(
     context: RankContext, reason: str, *, grace_s: float, member_only: bool = False
 ) -> NoticeMessage | None:
-    """Request that all ranks of the generation stop, or this member's; return the notice in effect, if any."""
+    """Request that all ranks of the generation, or only this member's ranks, stop; return the notice in effect, if
+    any.
+    """
     leaving = [context.worker_id] if member_only else []
     request = stop_message(
         context.job, reason, grace_s=grace_s, generation=context.generation, leaving=leaving

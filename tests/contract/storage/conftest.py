@@ -1,7 +1,7 @@
 """The storages under contract: local files, memory, and three servers that speak S3.
 
-moto implements S3's semantics (conditions, listing of uploads), rclone is a real server in another process,
-the stub is ours and fails on request.
+moto implements S3's semantics (conditions, listing of uploads). rclone is a real server in another process. The stub
+is ours and fails on request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove the machine's own AWS configuration, and set credentials without meaning."""
+    """Remove the machine's own AWS configuration, and set dummy credentials."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):

@@ -91,7 +91,7 @@ def test_a_file_that_was_not_committed_leaves_nothing(place: BackupPlace) -> Non
         file.write(LARGE)
         raise KeyboardInterrupt
     assert place.names() == []
-    put(place, NAME.database, b"x")  # an uncommitted file does not block the next one of its name
+    put(place, NAME.database, b"x")  # an uncommitted file does not block the next file of its name
     assert place.read(NAME.database) == b"x"
 
 

@@ -232,7 +232,7 @@ def test_a_refused_upload_names_its_object_and_status_and_leaves_nothing(
 
 @pytest.mark.parametrize("kind", ["create", "part", "complete", "head"])
 def test_a_404_during_an_upload_is_not_a_missing_object(storage: S3Storage, stub: StubS3, kind: str) -> None:
-    """For example, a lifecycle rule aborted the upload: the upload is missing, not an object that a caller reads."""
+    """For example, a lifecycle rule aborted the upload: the upload is missing, and no object that a caller reads."""
     put(storage, "first", b"")
     looked = stub.count("head")
     sink = storage.sink("f/x")
@@ -356,8 +356,8 @@ def test_an_interrupted_upload_raises_keyboard_interrupt_and_no_storage_error(
 
 
 def leave_an_upload(storage: S3Storage, stub: StubS3, name: str) -> None:
-    """Leave an incomplete upload, as a process does that dies in the middle of one."""
-    client = storage._control._client  # the storage's own methods never leave one behind
+    """Leave an incomplete upload, as a process does if it dies in the middle of an upload."""
+    client = storage._control._client  # the storage's own methods never leave an upload behind
     client.create_multipart_upload(Bucket=stub.bucket, Key=f"checkpoints/run 1/{name}")
 
 

@@ -18,7 +18,7 @@ from strata.errors import InvalidArgument, StorageError
 from tests.unit.checkpoint.saves import local_catalog, save
 
 LARGE_BYTES = (8 << 20) + 12_345
-"""More than one part of an upload, and not a multiple of the part size."""
+"""Longer than one part of an upload, and not a multiple of the part size."""
 
 
 def test_an_object_appears_whole_when_it_is_finished(storage: Storage) -> None:

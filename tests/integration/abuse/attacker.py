@@ -2,8 +2,8 @@
 
     python attacker.py reset --host 127.0.0.1 --port 50051 --connections 12 --seconds 15 [--tls]
 
-The attacker reopens each connection at once when it ends. Before it exits it prints its counts as JSON.
-It shares no code with Strata and needs only the standard library.
+The attacker reopens each connection immediately after it ends. Before it exits it prints its counts as JSON. It
+shares no code with Strata and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ BATCH = 200
 TICKET_S = 0.02
 """Wait after a refused connection."""
 RATE = 2_000
-"""Connections a second. A server that closes the oldest of 384 silent ones leaves each 0.19 s to speak at this rate;
-at the rate of a quick machine, 7,400 a second, a client behind the attacker's address may be closed in its handshake."""
+"""Connections a second. A server that closes the oldest of 384 silent connections leaves each connection 0.19 s for
+its handshake at this rate. At 7,400 a second, the rate of a quick machine, a legitimate client at the attacker's
+address may be closed in its handshake."""
 
 done: Counter[str] = Counter()
 
@@ -154,7 +155,7 @@ def next_turn() -> float:
 
 
 async def connection(args: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
-    """Attack on one connection after the other, until cancelled."""
+    """Attack on one connection after another, until cancelled."""
     while True:
         await asyncio.sleep(next_turn())
         try:

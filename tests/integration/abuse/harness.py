@@ -1,13 +1,14 @@
-"""The harness of the abuse tests: one replica under attack, and the service that legitimate users get meanwhile.
+"""The harness of the abuse tests: one replica under attack, and measurements of its service to legitimate users.
 
     async with legitimate(victim) as load:
         report = await attacked(victim, "reset", connections=12, seconds=15)
     load.assert_served()
 
-`victim` is a replica process on its own etcd. It authenticates callers by token, so an attacker without credentials
-gets as far as in production. It starts with the soft limit of descriptors that most machines have.
-`legitimate` runs two members of a world that meet at a barrier without pause, unary calls on one lasting channel and on
-new channels, and probes of `/readyz`. Each attacker is a separate process (`attacker.py`).
+`victim` is a replica process on its own etcd. The replica authenticates callers by token, so an attacker without
+credentials gets as far as in production. The replica starts with the soft limit of descriptors that most machines
+have. `legitimate` runs three kinds of load: two members of a world that meet at a barrier without pause, unary calls
+on one permanent channel and on new channels, and probes of `/readyz`. Each attacker is a separate process
+(`attacker.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ MORE_BYTES: Final = 64 << 20
 """Memory that a repetition of the same attack may add; commit 91987cf added 107 MB. gRPC itself keeps some 16 MB after
 eight million reset streams (measured twice), and a quick machine resets that many in one attack."""
 CALL_S: Final = 10.0
-"""A call that takes longer has failed. Much more than `P99_S`, so a late answer differs from a lost one."""
+"""A call that takes longer has failed. The limit is much longer than `P99_S`, so that late answers do not count as
+lost."""
 JOB: Final = "abused"
 
 
@@ -113,7 +115,7 @@ def victim(folder: Path, binary: EtcdBinary, *, tls: bool, options: tuple[str, .
     def flags_of(name: str) -> list[str]:
         own = _token(folder, Role.COORDINATOR, name, tls=tls)
         made = [f"--token-file={own.token_file}", f"--accepted-tokens-file={folder / 'accepted.json'}"]
-        if tls:  # not on loopback, so the status page uses TLS too
+        if tls:  # the status page uses TLS too, because it is not on loopback
             made += [
                 *flags(issued(authority, folder / name, Role.COORDINATOR, name)),
                 f"--http=0.0.0.0:{http}",
@@ -232,7 +234,7 @@ async def legitimate(victim: Victim) -> AsyncIterator[Load]:
 
 @asynccontextmanager
 async def _members(victim: Victim) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Register two members in a world; yield a function that has both meet at a barrier once more."""
+    """Register two members in a world; yield a function that makes both meet at a barrier once."""
     credentials = {name: victim.who(Role.MEMBER, name) for name in ("w0", "w1")}
 
     @asynccontextmanager

@@ -1,7 +1,8 @@
 """A viewer or a member that reads none of its answers (FOUND 16) does not affect other clients.
 
-Unread answers have a bound of their own, so an attack that fills it within a second is as strong as a long one. During
-a longer attack the replica only closes the connection (tests/unit/coordinator/calls/test_unread_answers.py).
+Unread answers have a separate limit, so an attack that reaches the limit within a second is as strong as a long
+attack. In a longer attack the replica only closes the connection
+(tests/unit/coordinator/calls/test_unread_answers.py).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def test_unread_answers_do_not_affect_other_clients(
 async def test_unread_session_replies_do_not_affect_other_clients(
     plain: Victim, record_property: Callable[[str, object], None]
 ) -> None:
-    """The previous release held 1,042 MiB for 16 such sessions, for as long as the member stayed."""
+    """The previous release used 1,042 MiB for 16 such sessions, as long as the member stayed."""
     async with legitimate(plain) as load:
         reports = [
             await attacked(

@@ -3,8 +3,8 @@
     python -m tests.integration.abuse.unread_attacker --port 50051 --token-file v.token --method Datasets/ListDatasets
         --job j --connections 1 --rate 500 --seconds 15
 
-It sends `--rate` calls a second over all of its connections, and reopens each connection that ends. Before it exits it
-prints its counts as JSON.
+The attacker sends `--rate` calls a second over all its connections, and reopens each connection that ends. Before it
+exits it prints its counts as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def job_field(job: str) -> bytes:
 
 
 async def unread(args: argparse.Namespace, token: bytes) -> None:
-    """Send calls on one connection after the other, at this connection's share of the rate."""
+    """Send calls on one connection after another, at one connection's share of the rate."""
     path, body = f"/strata.v1.{args.method}".encode(), job_field(args.job)
     block = request(path, named(b"authorization", b"Bearer " + token))
     message = b"\0" + struct.pack(">I", len(body)) + body

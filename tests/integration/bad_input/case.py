@@ -1,4 +1,4 @@
-"""`Case`, one case of bad input, and builders for the requests and calls of cases."""
+"""`Case` (one case of bad input), and builders for the requests and calls of cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Do = Callable[[Place], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One mistake and its expected error. `library`, `request` or `command` is None if it cannot make the mistake."""
+    """One mistake and its expected error.
+
+    `library`, `request` or `command` is None if this interface cannot make the mistake.
+    """
 
     name: str
     error: type[StrataError]
@@ -61,7 +64,7 @@ def registration(place: Place, **facts: Any) -> members_pb2.RegisterRequest:
 
 
 def arrival(place: Place, /, **facts: Any) -> barriers_pb2.WaitBarrierRequest:
-    """Return an arrival of the pair's rank 0, with the fields in `facts` replaced."""
+    """Return an arrival of rank 0 of the pair, with the fields in `facts` replaced."""
     who: dict[str, Any] = {"worker_id": place.pair.worker, "incarnation": place.pair.incarnation}
     who |= {name: facts.pop(name) for name in tuple(facts) if name in who}
     whole: dict[str, Any] = {
@@ -130,7 +133,7 @@ COUNTS: Final = (NAN, INF, -1, 2**63, 1.5, "5", None, True)
 
 
 def save(place: Place, **facts: Any) -> object:
-    """Save through a separate manager, so its errors reach no other test."""
+    """Save through a separate manager, so that its errors affect no other test."""
     with CheckpointManager(place.folder / "saves", client=place.witness) as manager:
         return manager.save(b"x", **facts).wait(10)
 

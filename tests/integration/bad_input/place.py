@@ -1,4 +1,4 @@
-"""The cluster on which cases of bad input run, with members that no case may affect."""
+"""The cluster for the cases of bad input, with members that no case may affect."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def place(cluster: LocalCluster, folder: Path) -> Iterator[Place]:
 def call(
     address: str, request: Message, *, timeout_s: float = LIMIT_S, channel: grpc.Channel | None = None
 ) -> Any:
-    """Send a request as a foreign client does, without Strata's library."""
+    """Send a request without Strata's library, as a client in another language does."""
     path = PATHS[request.DESCRIPTOR.full_name]
     return send(address, path, request.SerializeToString(), timeout_s=timeout_s, channel=channel)
 

@@ -1,6 +1,6 @@
 """Input that no client of Strata sends: garbage, floods, messages of random bytes, invalid oneofs.
 
-The replica ends the call with a status, or else the connection, and serves on.
+The replica ends the call with a status, or ends the connection, and goes on serving.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors in a program's environment (etcd, folders, certificates, forks) are as clear as those of bad input."""
+"""Mistakes in a program's environment (etcd, folders, certificates, forks) cause errors as clear as bad input does."""
 
 from __future__ import annotations
 

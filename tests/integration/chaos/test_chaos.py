@@ -119,7 +119,7 @@ def test_a_passing_run_gets_the_same_verdict_when_judged_again(chaos: Chaos) -> 
 
 @pytest.mark.slow
 def test_a_failed_expectation_is_exit_1(chaos: Chaos) -> None:
-    """The scenario is made to fail: its fault kills a member that its expectation requires to live."""
+    """The scenario must fail: its fault kills a member, and its expectation is that no member dies."""
     scenario = BARRIERS + fault("kill-member", 1, 2) + "\n[expect]\nno_member_dies = true\n"
 
     code = chaos.ended(chaos.run(scenario, "--duration", "5", "--backend", "process"))
@@ -144,7 +144,7 @@ def test_a_run_whose_fault_had_no_effect_exits_with_2(chaos: Chaos) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
-    """The test kills the process without the nemesis."""
+    """The test itself kills the process; the nemesis knows nothing of the kill."""
     running = chaos.run(BARRIERS, "--duration", "4", "--backend", "process")
     chaos.record.wait_line("all is well", limit_s=LIMIT_S)
     (pid,) = [pid for pid, words in running.family().items() if "--replica=coordinator-2 " in words]

@@ -32,7 +32,7 @@ ENOUGH = {
     "watch.message": 30,
     EPOCH_COMMITTED: 1,
 }
-"""Operations of each kind to complete before the leader is killed, and again after it."""
+"""Number of operations of each kind to complete before the leader is killed, and again after the kill."""
 LIMIT_S = 90.0
 POLL_S = 0.5
 
@@ -81,7 +81,7 @@ def counted(run: Path) -> Counter[str]:
 
 
 def work_done(run: Path, before: Counter[str]) -> Counter[str]:
-    """Return the counts once each kind has `ENOUGH` more operations than in `before`."""
+    """Return the counts once each kind's count is `ENOUGH` above that in `before`."""
     found: Counter[str] = Counter()
 
     def enough() -> bool:

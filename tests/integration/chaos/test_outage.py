@@ -20,7 +20,7 @@ from tests.processes import LIMIT_S, Event, Record, Talker
 
 OUTAGE_S = 30.0
 ORPHAN_S = 6.0
-"""By then a leader has deleted every member that it considers an orphan."""
+"""After this time a leader has deleted every member that it considers an orphan."""
 TWO = ("--min-workers", "2")
 
 
@@ -114,7 +114,10 @@ def test_ranks_step_on_through_30_s_without_coordinators(
 def test_members_reconnect_if_only_one_of_all_lost_coordinators_returns(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """Its members last learned of the other two replicas; they must still reconnect to this one in time."""
+    """The last list of replicas that members got has the other two replicas.
+
+    They must still reconnect to the returned replica in time.
+    """
     until = tmp_path / "until"
     steps = ("steps", "--no-barrier", "--until", str(until))
     pair = [nodes.run(breakable.endpoints, *steps, node=name, options=TWO) for name in ("a", "b")]

@@ -69,7 +69,7 @@ def test_a_killed_rank_costs_nothing_beyond_the_last_checkpoint(
 ) -> None:
     start(nodes, cluster.endpoints, tmp_path, "--steps", "30", "--pace-s", "0.05")
     victim = record.wait_one("start", rank=1, generation=1)
-    # at most one save is written and one waits, so that of step 5 is committed
+    # at most one save is being written and one waits, so the save of step 5 is committed
     record.wait("saving", count=3, step=15, generation=1)
     os.kill(victim["pid"], signal.SIGKILL)
     assert [node.join() for node in nodes.talkers] == [0, 0]

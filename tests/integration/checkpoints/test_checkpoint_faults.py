@@ -165,7 +165,8 @@ def test_device_errors_fail_the_save_and_committed_checkpoints_stay_good(
 def test_saves_succeed_on_a_file_system_without_direct_io(need: Need, tmp_path: Path) -> None:
     strace = shutil.which("strace")
     need("strace", strace is not None, "install strace")
-    program = MANAGER + MANY_SAVES.replace("100_000", "3_000_000")  # small saves use the page cache anyway
+    # saves must be large, because small saves use the page cache and not direct I/O
+    program = MANAGER + MANY_SAVES.replace("100_000", "3_000_000")
     python = (sys.executable, "-c", program, str(tmp_path / "odd"))
     inject = ("-f", "-qq", "-o", str(tmp_path / "trace"), "-e", "trace=pwrite64", "-e")
     # the saver thread's first pwrite64 writes the claim, its second the image

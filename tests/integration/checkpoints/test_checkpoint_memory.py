@@ -1,9 +1,9 @@
-"""Peak memory of saves and restores beyond the state: at most two copies of it; if memory is short, a save takes less.
+"""Peak memory of saves and restores besides the state: at most two copies of the state, and less if memory is short.
 
-A child process measures it:
+A child process measures the peak:
 1. It makes the state and saves a small one, so that imports and thread stacks do not count.
 2. It resets the kernel's peak of its resident memory.
-3. It saves or restores, and prints by how much the peak rose.
+3. It saves or restores, and prints the rise of the peak.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 STATE_BYTES = 256 * MIB
 ROUNDING_BYTES = 2 * 2 * MIB + 8 * MIB
-"""Two arenas round up to huge pages; the interpreter uses the rest for digests, manifests and allocator pages."""
+"""Two arenas (save buffers) round up to huge pages. The interpreter uses the rest for digests, manifests and
+allocator pages."""
 ROOMS_BYTES = 2 * 4 * 8 * MIB
 """Each of four threads may assemble a block of 8 MiB and copy it to an aligned buffer for direct I/O."""
 

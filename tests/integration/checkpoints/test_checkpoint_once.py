@@ -1,4 +1,4 @@
-"""Under DistributedDataParallel, tensors that are equal on all ranks are stored once, and every rank restores its own."""
+"""Under DistributedDataParallel, tensors equal on all ranks are stored once; every rank restores its own state."""
 
 from __future__ import annotations
 

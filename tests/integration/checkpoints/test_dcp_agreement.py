@@ -1,4 +1,4 @@
-"""All ranks load the same checkpoint through DCP, also if another is committed between their reads of the catalog."""
+"""All ranks load the same checkpoint through DCP, even if a commit comes between their reads of the catalog."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_all_ranks_load_the_checkpoint_that_rank_0_found(tmp_path: Path) -> None
     for first, step in ((0, 1), (1, 2)):
         agreed = [event for event in record.of("agreed") if event["first"] == first]
         assert [(e["step"], e["values"]) for e in agreed] == [(step, [step])] * 2, agreed
-    # a plan for one checkpoint cannot read the other, whose shards have another layout
+    # a plan for one checkpoint cannot read the other checkpoint, because its shards have another layout
     refused = record.of("refused")
     assert len(refused) == 2
     assert all("load again" in event["error"] for event in refused), refused

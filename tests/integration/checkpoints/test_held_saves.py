@@ -1,6 +1,6 @@
-"""Storage that fails for a while (a full disk, S3 that answers 503) holds saves back, but not the training.
+"""Storage that fails for a while (a full disk, S3 that answers 503) delays saves, but not the training.
 
-STRATA_HELD_S is the duration of the failure (15 s).
+STRATA_HELD_S is the duration of the failure (default: 15 s).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Training:
         self.record.wait("rank.started", count=len(started) + 2, limit_s=LIMIT_S)
 
     def wait_starts(self, *, beyond: int) -> int:
-        """Wait for two more starts held by storage than `beyond`; return the number of such starts."""
+        """Wait until storage has delayed two more starts of ranks than `beyond`; return the number of such starts."""
         self.record.until(
             "two starts that wait", lambda _: len(self.lines(START)) >= beyond + 2, limit_s=LIMIT_S
         )
@@ -128,7 +128,7 @@ class Training:
         return [e["text"] for e in self.record.of("line") if part in e["text"]]
 
     def is_held_and_goes_on(self) -> int:
-        """Assert that the training goes on while nothing can be saved; return the step of the newest checkpoint."""
+        """Assert that the training goes on while no save is possible; return the step of the newest checkpoint."""
         self.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
         before, begun = self.latest(), self.trained()
         time.sleep(HELD_S / 2)
@@ -236,7 +236,7 @@ def test_a_run_with_an_unsaved_last_step_exits_with_75_and_the_next_run_resumes(
 def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
     nodes: Nodes, record: Record, disk: SmallDisk, tmp_path: Path
 ) -> None:
-    """A standalone process: no agent ends it."""
+    """The process is standalone, so no agent ends it."""
     over = tmp_path / "over"
     arguments = ("--storage", str(disk.folder / "checkpoints"), "--until", str(over))
     alone = nodes.start(
@@ -245,7 +245,7 @@ def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
         env={"STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS), "STRATA_TRAIN_PREEMPT_GRACE_S": "2"},
     )
     record.wait("step", count=EVERY_STEPS + 1)
-    # the message names a saved step, so one has to exist
+    # the message names a saved step, so a saved step must exist
     until(lambda: any(disk.folder.glob(f"checkpoints/step-*/{MARKER}")), limit_s=LIMIT_S)
     disk.fill()
     record.wait_line("no checkpoint since step", limit_s=LIMIT_S)

@@ -1,6 +1,6 @@
 """Operators' requests about a job, by command line and library, on a real cluster: scale, stop, resume, history.
 
-The members live by unary heartbeats, so that the test plays their ranks.
+The members are kept alive by unary heartbeats, so that the test can act as their ranks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class Play:
         self.client.call(request)
 
     def begin(self, generation: int, *workers: str) -> None:
-        """Have these workers' ranks pass the begin barrier. A stop waits only for ranks that passed it."""
+        """Make these workers' ranks pass the begin barrier.
+
+        A stop waits only for ranks that have passed this barrier.
+        """
 
         def wait(rank: int, worker: str) -> None:
             arrival = Arrival(job=self.job, name=BEGIN_BARRIER, generation=generation, round=1, ranks=[rank])

@@ -1,4 +1,4 @@
-"""`LocalCluster`, on which development, the demo and these tests run."""
+"""`LocalCluster`, the cluster of `strata dev`, of the demo and of these tests."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, etcd_bin
 def test_coordinators_and_etcd_never_get_the_same_ports(
     tmp_path: Path, etcd_binary: EtcdBinary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If both chose among 17,768 ports independently, one start in some 500 would clash; here they choose among 100."""
+    """With independent choices among 17,768 ports, one start in some 500 would clash; this test has 100 ports."""
     first = random.SystemRandom().randrange(15_000, 32_000)
     monkeypatch.setattr(ports, "_candidates", lambda: list(range(first, first + 100)))
     with LocalCluster.start(tmp_path, etcd_members=1, coordinators=1, binary=etcd_binary, fsync=False) as it:

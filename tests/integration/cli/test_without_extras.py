@@ -29,7 +29,7 @@ WANTING = [
         S3,
     ),
 ]
-"""Commands, and the two lines that each one prints."""
+"""Commands, and the two lines that each command prints."""
 
 
 @pytest.fixture(scope="module")

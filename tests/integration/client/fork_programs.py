@@ -1,6 +1,6 @@
 """Programs that fork while their session is open; run as `python -m tests.integration.client.fork_programs`.
 
-Each prints one JSON object a line. Arguments: the program's name, then its own.
+Each program prints one JSON object a line. Arguments: the program's name, then its own.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def idle(endpoint: str) -> None:
 
 
 def ends(endpoint: str, how: str) -> None:
-    """End in one of the ways a program ends, with the client left open."""
+    """End in one of the ways in which a program can end, with the client still open."""
     client = strata.connect(endpoint, worker_id="ends")
     client.barrier("b")
     say(ending=how)

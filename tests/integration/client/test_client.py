@@ -54,7 +54,7 @@ class Trainers:
         return found
 
     def all(self, act: Callable[[RankClient], object], *clients: RankClient) -> list[object]:
-        """Run `act` on all clients (or on these) at the same time; return each result or error."""
+        """Run `act` on all clients (or on the given clients) at the same time; return each result or error."""
         futures: list[Future[object]] = [
             self.pool.submit(act, client) for client in clients or tuple(self.clients)
         ]
@@ -162,7 +162,7 @@ def test_a_remaining_member_that_rejoins_after_a_drain_is_not_stopped_again(
         raise AssertionError
 
     training = [trainers.pool.submit(train, x) for x in (a, b)]
-    # before the begin barrier, the leader ends ranks without a common step
+    # before the begin barrier is released, the leader ends ranks without a common step
     while not (a.has_met(BEGIN_BARRIER) and b.has_met(BEGIN_BARRIER)):
         time.sleep(0.01)
     with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
@@ -180,7 +180,8 @@ def test_a_remaining_member_that_rejoins_after_a_drain_is_not_stopped_again(
 
 def test_a_name_that_is_alive_elsewhere_is_refused(trainers: Trainers) -> None:
     (alone,) = trainers.join(1)
-    elsewhere = trainers.cluster.coordinators[0].address  # other endpoints, so another session
+    # with other endpoints the library opens another session
+    elsewhere = trainers.cluster.coordinators[0].address
     with pytest.raises(errors.Conflict, match="alive elsewhere"):
         strata.connect(elsewhere, job=trainers.job, worker_id="w0", timeout_s=LIMIT_S)
     alone.check()

@@ -45,7 +45,7 @@ def trainers(breakable: LocalCluster, job: str) -> Iterator[Trainers]:
 
 @pytest.fixture
 def unhurried(start_cluster: StartCluster, job: str) -> Iterator[Trainers]:
-    """Trainers that never count as frozen on a busy machine, for tests that are not about freezing."""
+    """Trainers that never count as frozen, even on a busy machine: for tests that freeze no trainer."""
     these = Trainers(start_cluster(coordinators=1, detect_s=20.0), job)
     yield these
     these.close()
@@ -156,7 +156,7 @@ async def test_a_frozen_trainer_is_noticed_within_detect_s(
 async def test_a_trainer_that_holds_the_gil_stays_in_its_world(
     start_cluster: StartCluster, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detect_s = 4.0  # a busy machine has half of it to answer a ping
+    detect_s = 4.0  # a ping must be answered within half of this time, even on a busy machine
     with closing(Trainers(start_cluster(coordinators=3, detect_s=detect_s), job)) as these:
         async with other_member(these, monkeypatch, "held_gil", f"{3 * detect_s}") as (survivor, run):
             await run.says("holding")

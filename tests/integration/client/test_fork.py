@@ -1,4 +1,4 @@
-"""A process with a session may fork: nothing crashes, and its death is still detected."""
+"""A process with a session may fork: no process crashes, and the death of the parent is still detected."""
 
 from __future__ import annotations
 

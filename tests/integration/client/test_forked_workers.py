@@ -11,7 +11,7 @@ from tests.processes import Record
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("torch_installed")
 def test_15_epochs_with_forked_workers(start_cluster: StartCluster, nodes: Nodes, record: Record) -> None:
-    # a long limit: among 15 x 4 forks on a busy machine, a process may get no core for two seconds
+    # a long limit: with 15 x 4 forks on a busy machine, a process may get no core for two seconds
     cluster = start_cluster(coordinators=1, detect_s=20.0)
     node = nodes.run(cluster.endpoints, "loader", "--epochs", "15", options=("--slots", "2"))
     assert node.join(300.0) == 0

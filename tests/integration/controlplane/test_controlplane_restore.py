@@ -57,7 +57,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 class Lost:
-    """A job that saves into one root, and operations that damage its etcd."""
+    """A job that saves into one storage root, and operations that damage the job's etcd."""
 
     def __init__(self, cluster: LocalCluster, job: str, root: str, folder: Path) -> None:
         self.cluster = cluster
@@ -91,7 +91,7 @@ class Lost:
             manager.wait_until_finished(LIMIT_S)
 
     def goes_on_from(self, step: int, *, then: int) -> None:
-        """Have a new rank restore `step`, compare it bit by bit, and save step `then`."""
+        """Make a new rank restore `step`, compare the state bit by bit, and save step `then`."""
         with self.trains("next") as manager:
             found = state_of(0)
             restored = manager.restore(found)
@@ -140,7 +140,10 @@ class Lost:
         self.noticed()
 
     def noticed(self) -> None:
-        """Return once no coordinator serves. Each request is for a missing job, for which a coordinator reads etcd."""
+        """Return once no coordinator serves.
+
+        Each request names a missing job, because a coordinator then reads etcd.
+        """
 
         def suspended(address: str) -> bool:
             try:
@@ -184,7 +187,10 @@ class Lost:
         return output
 
     def values(self, command: str, *words: object) -> Any:
-        """Run it with --yes --json; once all coordinators serve, return this job's entry and the whole document."""
+        """Run the command with --yes --json.
+
+        Once all coordinators serve, return this job's entry and the whole document.
+        """
         document = json.loads(self.run(command, *words, "--yes", "--json"))
         self.served(document["uid"])
         (mine,) = [job for job in document["jobs"] if job["name"] == self.job]

@@ -1,6 +1,7 @@
-"""The restore drill: a training loses its control plane, gets it back, and goes on from the newest step that storage proves.
+"""The restore drill: a training loses its control plane, gets it back, and goes on from the newest step in storage.
 
-Each drill ends with a training that has used every sample once, in the same steps as an undisturbed one. Ten of each:
+At the end of each drill, the training must have used every sample once, in the same steps as an undisturbed training.
+To run ten of each drill:
 
     STRATA_DRILLS=10 make test-all ARGS="-k restore_drill"
 """
@@ -31,12 +32,12 @@ EPOCHS = 12
 EVERY = 5
 STEPS_AGAIN_S = 10.0
 NOISE_S = 10.0
-"""What a busy machine may add: four ranks, and whatever runs beside them, import on two cores."""
+"""Additional seconds on a busy machine: four ranks and other processes do their imports on two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What there was when etcd was lost."""
+    """The job's state when etcd was lost."""
 
     uid: str
     generation: int
@@ -69,7 +70,7 @@ class Drill:
     # -- the training
 
     def train(self) -> None:
-        """Start two nodes; after the first time, again."""
+        """Start two nodes, for the first time or again."""
         for node in ("a", "b"):
             arguments = ("--storage", str(self.storage), "--epochs", str(EPOCHS), "--every", str(EVERY))
             training = ("training", *arguments, "--pace-s", "0.05")
@@ -101,9 +102,9 @@ class Drill:
             until(lambda: max(self._committed(client), default=0) >= step)
 
     def before(self) -> Before:
-        """Return the catalog, as the last thing before etcd is lost.
+        """Return the catalog immediately before etcd is lost.
 
-        A commit is reported to trainers once its marker is on storage, so this waits for the markers.
+        A commit is reported to trainers only once its marker is on storage, so wait for the markers.
         """
         with self._client() as client:
             committed = self._committed(client)
@@ -117,7 +118,7 @@ class Drill:
             )
 
     def goes_on(self, before: Before, restored_at: float) -> None:
-        """Check that nothing committed is missing, and that the training goes on by itself to its right end."""
+        """Check that no committed checkpoint is missing, and that the training goes on by itself and ends correctly."""
         later = self.record.until(
             "a step in a generation after the restore",
             lambda events: [
@@ -160,7 +161,7 @@ class Drill:
     # -- etcd
 
     def lose_etcd(self, *, put_back: Path | None = None) -> None:
-        """Wipe every member, and put an older copy under them, or nothing."""
+        """Wipe the data of every member; replace it with an older copy, if there is one."""
         self.cluster.etcd.kill()
         for member in self._members:
             shutil.rmtree(member.data)
@@ -171,7 +172,7 @@ class Drill:
         self.cluster.etcd.wait_healthy()
 
     def copy_etcd(self) -> None:
-        """Copy what the members hold, while they are down for a moment."""
+        """Stop the members for a moment, and copy their data."""
         self.cluster.etcd.stop()
         for member in self._members:
             shutil.copytree(member.data, self.older / member.name)
@@ -181,7 +182,7 @@ class Drill:
     # -- the commands
 
     def command(self, *words: str) -> str:
-        """Run a command of `strata controlplane`; return what it said."""
+        """Run a command of `strata controlplane`; return its output."""
         etcd = ("--etcd", ",".join(self.cluster.etcd.endpoints))
         code, printed = run_strata("controlplane", *words, *etcd, limit_s=LIMIT_S)
         assert code == 0, printed

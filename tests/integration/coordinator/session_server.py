@@ -1,6 +1,6 @@
 """A small coordinator or agent for the client's tests: real transports, real serving code, no etcd.
 
-The server gives every member a world of its own and releases every barrier at once. It records how and when each
+The server gives every member a separate world and releases every barrier immediately. It records how and when each
 session ends, because replicas detect a member's death from the end of its session.
 """
 
@@ -49,7 +49,7 @@ class Served:
     arrivals: list[Arrival] = field(default_factory=list)
 
     async def end(self, limit_s: float) -> tuple[End, float]:
-        """Return how and when the session ended; raise `TimeoutError` if it goes on."""
+        """Return how and when the session ended; raise `TimeoutError` if it does not end."""
         async with asyncio.timeout(limit_s):
             return await asyncio.shield(self.ended)
 

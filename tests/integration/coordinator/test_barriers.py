@@ -25,7 +25,7 @@ async def test_a_barrier_survives_the_kill_of_any_replica_fifty_times(
     async with started(etcd, "barriers-kills", tmp_path, spares=True) as replicas:
         members = await replicas.world(*replicas.names)
         at = dict(zip(range(3), replicas.names, strict=True))
-        for rank, member in enumerate(members):  # ranks do not follow the order of registration
+        for rank, member in enumerate(members):  # the order of ranks is not the order of registration
             await member.connect(at[rank])
         for kill in range(KILLS):
             victim = replicas.names[kill % 3]
@@ -56,5 +56,5 @@ def _arrive(member: Member, rank: int, round_: int) -> None:
 
 
 async def _outcomes(members: list[Member], round_: int) -> list[int]:
-    """Return the results that the members receive, over the connections that they have by then."""
+    """Return the results that the members receive over their present connections."""
     return [(await member.outcome(round_)).result for member in members]

@@ -1,4 +1,4 @@
-"""A killed leader is succeeded at once, repeatedly, and members are not affected (PROTOCOLS 4.7)."""
+"""After each kill of a leader another replica leads immediately, and members are not affected (PROTOCOLS 4.7)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.replicas import LIMIT_S, Replicas, started
 
 KILLS = 6
 LEASE_LEFT_S = 4.5
-"""A lease of 6 s that is renewed every second lasts at least this long after its holder's death."""
+"""A lease of 6 s that is renewed every second expires at least this long after its holder's death."""
 
 
 async def epoch(replicas: Replicas, *, without: str = "") -> int:

@@ -1,4 +1,4 @@
-"""Leadership, fence and view on a real etcd with real timing; the virtual-time tests cover the same rules."""
+"""Leadership, fence and view on a real etcd with real timing. Tests in virtual time cover the same rules."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_writes_of_a_deposed_leader_fail_in_etcd_itself(etcd: EtcdCluster)
         fence, key = only.fence(epoch), only.keys.root + "jobs/x"
         assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
         await only.store.execute(Txn(success=(Delete(key=only.keys.leader),)))
-        # the same write, with a term that never ends: only the compare in etcd can reject it
+        # the same write, with a term that never ends: only the compare in etcd can reject this write
         late = Fence(
             store=only.store,
             mirror=only.mirror,
@@ -166,7 +166,7 @@ async def test_the_leader_keeps_leading_when_etcd_loses_its_leader(etcd_cluster:
 
 
 async def fenced_put(candidates: list[Candidate], key: str, value: bytes) -> None:
-    """Write as the current leader, which may change on a busy machine before etcd has a leader again."""
+    """Write as the current leader, which may change on a busy machine until etcd has a leader again."""
     while True:
         leader, epoch = await elected(candidates)
         with contextlib.suppress(NotLeader):

@@ -1,4 +1,4 @@
-"""A killed coordinator stays visible in every operator's view until it is forgotten or returns."""
+"""A killed coordinator stays in every status view until an operator forgets it or it returns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def status(endpoints: str) -> Status:
 
 
 def doctor(endpoints: str, ready: str) -> Findings:
-    """Return the findings once the one about coordinators ends with `ready`; a busy machine may delay a replica."""
+    """Return the findings once the finding about coordinators ends with `ready`; a busy machine may delay a replica."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         _code, output = run_strata("doctor", "--json", "--timeout-s", "5", "--endpoints", endpoints)
@@ -45,7 +45,7 @@ def doctor(endpoints: str, ready: str) -> Findings:
 
 
 def kill(local: LocalCluster) -> tuple[LocalCoordinator, LocalCoordinator, float]:
-    """Kill the leader; return it, a remaining coordinator, and the time of the kill."""
+    """Kill the leader; return the killed leader, a remaining coordinator, and the time of the kill."""
     name = local.status().leader
     lost = next(each for each in local.coordinators if each.name == name)
     stays = next(each for each in local.coordinators if each is not lost)

@@ -108,7 +108,7 @@ async def test_a_full_etcd_is_not_ready_until_the_commands_of_doctor_were_run(
             limit_s=15.0,
         )
 
-        # sessions and reads go on, the process is alive, and every view shows why nothing can be written
+        # sessions and reads go on, the process is alive, and every status view shows why etcd takes no writes
         endpoints = ",".join(c[name].address for name in c.names)
         assert [(await fetch(each, "/healthz"))[0] for each in probes] == [200, 200, 200]
         assert "quota is used up" in (await fetch(probes[0], "/status"))[1]
@@ -120,7 +120,7 @@ async def test_a_full_etcd_is_not_ready_until_the_commands_of_doctor_were_run(
             jobs = await asyncio.to_thread(client.jobs)
         assert [job.name for job in jobs] == ["job"]
 
-        # a member that loses its connection now is not declared dead, because it could not register again
+        # a member that loses its connection now must not be declared dead, because it could not register again
         members[0].drop()
         lost = members[0].worker
         await asyncio.sleep(8 * DETECT_S)
@@ -168,7 +168,7 @@ async def test_an_etcd_without_a_leader_is_not_ready(etcd_cluster: EtcdCluster, 
             lambda code, body: code == 503 and "it has no leader: 1 of 3 members answer" in body,
             limit_s=20.0,
         )
-        for _ in range(20):  # it stays 503 and does not flap with the events of a watch
+        for _ in range(20):  # the answer stays 503 and must not flap with the events of a watch
             assert {(await fetch(each, "/readyz"))[0] for each in probes} == {503}
             await asyncio.sleep(0.2)  # polls another process
         assert [(await fetch(each, "/healthz"))[0] for each in probes] == [200, 200, 200]

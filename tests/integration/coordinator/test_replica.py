@@ -171,7 +171,7 @@ async def test_a_leader_that_shuts_down_deletes_its_keys(three: LocalCluster, me
     await asyncio.to_thread(leader.wait_ready, LIMIT_S)
 
 
-# -- ends of a process ------------------------------------------------------------------------
+# -- how a process ends ------------------------------------------------------------------------
 
 
 def coordinator(log: Path, *arguments: str) -> Child:

@@ -1,4 +1,4 @@
-"""Sessions over real gRPC with real processes: crash, freeze, outage, and the services that a server must offer."""
+"""Sessions over real gRPC with real processes: crash, freeze, outage, and the list of services of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A faulty replica removes no member: one cut off from etcd, and a frozen one that wakes (PROTOCOLS 5.5)."""
+"""A replica that is cut off from etcd, or wakes after a freeze, must remove no member (PROTOCOLS 5.5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.raw_member import Member
 ORPHANED_S = 9.0
 """The leader deletes a replica's members after this time without a renewal."""
 SPARED_S = 7.0
-"""Longer than the time in which a woken replica deletes no member, plus the grace."""
+"""Longer than the sum of the grace and the time in which a woken replica deletes no member."""
 
 
 async def meet(members: Sequence[Member], round_: int) -> None:
@@ -77,7 +77,7 @@ async def test_a_frozen_replica_that_wakes_deletes_none_of_its_former_members(
         replicas[frozen].child.pause()
         await mine.connect(other)  # as the library does after 3 s without a tick
         assert mine.incarnation == incarnation
-        await asyncio.sleep(3.5)  # the replica's key has expired, and it has no orphans left
+        await asyncio.sleep(3.5)  # by now the replica's key has expired, and its orphans are removed
         await meet(members, 2)
         replicas[frozen].child.resume()
         async with asyncio.timeout(LIMIT_S):

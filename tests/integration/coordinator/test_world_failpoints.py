@@ -49,9 +49,9 @@ def disarmed(point: Path) -> bool:
 
 
 async def changed_world(replicas: Replicas, store: EtcdStore, mode: str, number: int, point: Path) -> bool:
-    """Fail a rank; the leader dies at its `number`-th write after that. Return False if it makes fewer writes.
+    """Fail a rank; the leader dies at its `number`-th write after the failure. Return False if it makes fewer writes.
 
-    In both cases, assert that one world of all members remains.
+    Assert in both cases that the job ends up in one world of all members.
     """
     keys = ClusterKeys(f"failpoints-{mode}")
     leader = await replicas.leader()

@@ -91,7 +91,7 @@ def etcd(cluster: EtcdCluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def status_until(cluster: EtcdCluster, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the output of `status --json` once it is as wanted; a busy machine may have elections meanwhile."""
+    """Return the output of `status --json` once it is as wanted: on a busy machine etcd may hold elections."""
     document: dict[str, Any] = {}
     for _ in range(30):
         document = json.loads(etcd(cluster, "status", "--json").stdout)
@@ -225,7 +225,7 @@ async def test_writes_continue_while_three_members_are_defragmented(etcd_cluster
                 try:
                     await store.execute(Txn(success=(Put(key="/number", value=str(number + 1).encode()),)))
                 except Unavailable:
-                    continue  # its etcd member stalled for longer than the request's deadline
+                    continue  # this replica's etcd member stalled for longer than the request's deadline
                 number += 1
             return number
 
@@ -241,7 +241,7 @@ async def test_writes_continue_while_three_members_are_defragmented(etcd_cluster
         assert int(found.kvs[0].value) >= written
         document = json.loads(ran.stdout)
         assert len(document["freed"]) == 3
-        # a busy machine may have had an election meanwhile
+        # on a busy machine etcd may have held an election meanwhile
         assert document["freed"][-1]["member"] in {before, etcd_cluster.leader().name}
         for freed in document["freed"]:
             assert freed["after_bytes"] < freed["before_bytes"] / 2

@@ -138,7 +138,8 @@ async def test_requests_without_a_majority_fail_as_unavailable(etcd_cluster: Etc
             await store.execute(Txn(success=(Put(key=PREFIX, value=b""),)))
         with pytest.raises(Unavailable):
             await store.read(Range(key=PREFIX))
-        # For a moment the leader still considers itself leader and renews, so a renewal's answer proves nothing.
+        # For a moment the leader still considers itself the leader and renews leases, so a renewal's answer proves
+        # nothing.
         with pytest.raises(Unavailable):
             await renew_for_ever(store, lease.id)
         for member in etcd_cluster.members:

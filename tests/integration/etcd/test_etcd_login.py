@@ -55,7 +55,7 @@ class Operator:
         await self._auth.RoleGrantPermission(request, metadata=self._token)
 
     async def forget_all_tokens(self) -> None:
-        """Invalidate all tokens at once, as an expiry does for one."""
+        """Invalidate all tokens together, as an expiry does for one token."""
         await self._auth.AuthDisable(auth_pb2.AuthDisableRequest(), metadata=self._token)
         await self._auth.AuthEnable(auth_pb2.AuthEnableRequest())
         await self.log_in()
@@ -144,7 +144,7 @@ async def test_calls_without_a_user_fail_once_authentication_is_enabled(cluster:
 
 @pytest.mark.usefixtures("operator")
 async def test_compact_status_and_hash_kv_need_the_root_role(cluster: EtcdCluster) -> None:
-    """Under etcd's authentication, compaction among others needs a user with the role root."""
+    """Under etcd's authentication, some calls (such as compaction) need a user with the role root."""
     async with await connect(cluster) as store:
         assert store.verdict is None
         assert await store.cluster.members()
@@ -163,7 +163,10 @@ async def test_compact_status_and_hash_kv_need_the_root_role(cluster: EtcdCluste
 
 
 async def use_it(store: EtcdStore, watch: Watch, lease: int) -> None:
-    """Write, read, renew and watch at once. Each call finds the token stale, or already renewed by another call."""
+    """Write, read, renew and watch at the same time.
+
+    Each call finds the token stale, or already renewed by another call.
+    """
     revision, _, ttl_s = await asyncio.gather(
         put(store, "b"), store.read(Range(key=PREFIX)), store.keep_alive(lease)
     )

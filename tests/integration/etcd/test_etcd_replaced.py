@@ -83,7 +83,7 @@ def etcd(cluster: LocalCluster, tmp_path: Path) -> Etcd:
 def rank(cluster: LocalCluster, job: str) -> Iterator[strata.RankClient]:
     client = strata.connect(cluster.endpoints, job=job, worker_id="w", min_workers=1, timeout_s=LIMIT_S)
     yield client
-    with contextlib.suppress(errors.Preempted):  # the cluster that served it no longer exists
+    with contextlib.suppress(errors.Preempted):  # the cluster that served this rank no longer exists
         client.close()
 
 
@@ -116,7 +116,7 @@ def test_no_replica_serves_a_wiped_or_older_etcd_and_messages_name_the_remedy(
 ) -> None:
     etcd.keep_a_copy()
     for _ in range(3):
-        rank.barrier("b")  # writes that the copy lacks
+        rank.barrier("b")  # causes writes that the copy does not have
     uid = rank._session.token.uid
     etcd.swap(how)
 
@@ -135,7 +135,7 @@ def test_no_replica_serves_a_wiped_or_older_etcd_and_messages_name_the_remedy(
         client.status()
     with pytest.raises(errors.Unavailable, match="etcd was restored or replaced at"):
         rank.call(GetWorldRequest(job=job), timeout_s=4)
-    rank.check()  # the session waits; the rank has not ended
+    rank.check()  # no error: the session waits, and the rank has not ended
 
     restoring = encode(Restoring(who="a test", since_unix_ms=0))
     etcd.apply(Put(key=KEYS.restoring, value=restoring), Delete(key=KEYS.uid))

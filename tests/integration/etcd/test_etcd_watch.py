@@ -110,7 +110,7 @@ async def test_a_watch_survives_a_compaction_that_removes_no_event_it_still_need
         async with await EtcdStore.connect(cluster.endpoints) as other:
             second = await put(other, "k")
             third = await put(other, "k")
-            # compaction removes the watch's position, but no revision after it
+            # compaction removes the revision at which the watch is, but no later revision
             await other.compact(second)
         revisions: list[int] = []
         while len(revisions) < 2:

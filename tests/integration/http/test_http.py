@@ -118,7 +118,7 @@ def test_the_http_server_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, re
     address = record.wait_one("replica_registered")["address"]
     with CoordinatorClient.connect(address) as client:
         late_s = time.monotonic() + LIMIT_S
-        while not (there := client.status().replicas):  # its view lags behind etcd
+        while not (there := client.status().replicas):  # the replica's view lags behind etcd
             assert time.monotonic() < late_s
         assert [r.http_address for r in there] == [""]
     assert not record.of("http_serves")

@@ -21,7 +21,7 @@ Value = Callable[..., float]
 
 @pytest.fixture(scope="module")
 def busy(start_cluster: StartCluster) -> LocalCluster:
-    """A cluster of this module's own, so that its counts are known."""
+    """A cluster for this module alone, so that its counts are known."""
     return start_cluster(coordinators=3)
 
 
@@ -59,7 +59,7 @@ def test_the_counters_match_the_traffic(busy: LocalCluster, nodes: Nodes, tmp_pa
     def grown(name: str, **labels: str) -> list[float]:
         return [now(name, **labels) - then(name, **labels) for then, now in zip(before, after, strict=True)]
 
-    # plus the barrier at which the generation joins, and those at which ranks compare their saves
+    # plus the barrier at which the generation joins, and the barriers at which ranks compare their saves
     rounds = STEPS + 1 + STEPS // EVERY
     assert grown("strata_barrier_rounds_total", result="released") == [rounds] * 3, "each replica sees each"
     assert grown("strata_barrier_rounds_total", result="broken") == [0] * 3

@@ -1,6 +1,6 @@
-"""How soon a death is noticed, and what is not taken for one.
+"""How soon a death is detected, and events that must not count as a death.
 
-The bounds leave room for a busy machine; `benchmarks.detection` has the figures.
+The limits are generous, for busy machines; `benchmarks.detection` has the figures.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.processes import Record
 
 DETECT_S = 3.0
 NOISE_S = 4.0
-"""What a busy machine may add."""
+"""Additional seconds on a busy machine."""
 SLOW_DETECT_S = 30.0
-"""So long that whatever is noticed sooner was not noticed by pings."""
+"""So long that an earlier detection cannot come from pings."""
 TWO = ("--min-workers", "2")
 
 
@@ -36,7 +36,7 @@ def slow(start_cluster: StartCluster) -> LocalCluster:
 
 
 def noticed(record: Record, since: float, *, by: str, generation: int = 2) -> float:
-    """Return the seconds from `since` until a node was told of a newer generation."""
+    """Return the seconds from `since` until a node got a newer generation."""
 
     def reported(events: list[dict[str, object]]) -> float:
         for event in events:
@@ -112,7 +112,7 @@ def test_a_frozen_agent_loses_its_place_and_gets_one_when_it_thaws(
 def test_a_rank_that_holds_the_gil_for_30_s_is_not_declared_dead(
     quick: LocalCluster, nodes: Nodes, record: Record
 ) -> None:
-    """Ranks under a supervisor, and a standalone process."""
+    """Both ranks under an agent and a standalone process."""
     job = nodes.job
     supervised = nodes.run(quick.endpoints, "gil", "--hold-s", "30", options=("--slots", "2"))
     alone = nodes.start(

@@ -45,7 +45,7 @@ client.close()
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Return this process's environment, with the links to output folders below the test's own folder."""
+    """Return this process's environment, but with the links to output folders below the test's own folder."""
     return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
 
 

@@ -1,4 +1,4 @@
-"""Preemption of a real job: all ranks save and stop after one step, with exit codes for schedulers."""
+"""Preemption of a real job: all ranks save and stop after the same step, with exit codes for schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster_fixtures import RANKS, Nodes
 from tests.processes import LIMIT_S, Event, Record, Talker
 
 pytestmark = pytest.mark.timeout(300)
-"""The limit only ends a test that hangs: most tests start several worlds in sequence."""
+"""The limit is long, because most tests start several worlds in sequence; it only ends a test that hangs."""
 ROUNDS = 20
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -67,7 +67,7 @@ class Training:
         needed: int | None = None,
         arguments: tuple[str, ...] = (),
     ) -> list[Talker]:
-        """Start one node for each number of slots; the job needs all nodes, or `needed`."""
+        """Start one node for each number of slots; the job needs all of these nodes, or `needed` nodes."""
         self.mark()
         size = ("--min-workers", str(needed or len(slots)), "--no-warm", *options)
         return [
@@ -98,7 +98,7 @@ def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 
 
 def stopped_together(events: list[Event]) -> int:
-    """Assert that all ranks stopped after one step with the same sum; return that step."""
+    """Assert that all ranks stopped after the same step with the same sum; return the step."""
     (step,) = {event["step"] for event in events}
     assert all(event["sum"] == step * (step + 1) / 2 for event in events)
     return int(step)
@@ -106,7 +106,7 @@ def stopped_together(events: list[Event]) -> int:
 
 @pytest.mark.journey
 def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
-    """Each of twenty runs in a row starts at exactly the step at which the run before stopped."""
+    """Each of twenty consecutive runs starts at exactly the step at which the previous run stopped."""
     trainers = training.rounds(ROUNDS, 3)
     saved = 0
     for number in range(ROUNDS):
@@ -122,7 +122,7 @@ def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: 
 
 
 def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> None:
-    """Under `strata run`, with SIGTERM, and with SIGUSR1, by which schedulers give early notice."""
+    """Under `strata run`, with SIGTERM and with SIGUSR1, which schedulers send as an early notice."""
     saved = 0
     for number in SIGNALS:
         (node,) = training.start(3)
@@ -135,7 +135,7 @@ def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> No
 
 
 def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) -> None:
-    """Each time the remaining or next ranks go on from the step at which all had stopped."""
+    """Each time the ranks that remain or start next go on from the step at which all had stopped."""
     nodes = training.start(1, 1, 1, options=("--max-workers", "3"), needed=2)
     training.received("training")
 
@@ -236,5 +236,5 @@ def test_workers_survive_a_signal_to_the_whole_group(
     assert len(record.wait_one("training")["workers"]) == 1
     os.killpg(rank.pid, signal.SIGTERM)
     assert rank.join() == 75
-    record.wait_one("preempted")  # not an error about a killed worker
+    record.wait_one("preempted")  # the event is not an error about a killed worker
     rank.wait_quiet()

@@ -1,4 +1,4 @@
-"""Ranks that their agent considers dead under `strata run` with the library: rules 3 and 4 of rank liveness.
+"""Ranks that their agent declares dead, under `strata run` with the library: rules 3 and 4 of rank liveness.
 
 `tests/unit/agent/health/test_liveness.py` tests the agent's liveness watch alone.
 """
@@ -115,7 +115,8 @@ def test_an_agent_that_is_frozen_for_6_s_kills_no_rank(
 ) -> None:
     """A rank is stopped from `stopped_s` before the agent's freeze to `stopped_s` after it.
 
-    With 5 s these are 16 s in all, but the agent observes no span of 15 s.
+    With `stopped_s` of 5 s the rank is stopped for 16 s in all, but the agent never observes 15 s of this without a
+    gap.
     """
     victim = started(nodes, patient)[0]["pid"]
     if stopped_s:

@@ -1,4 +1,4 @@
-"""What a person reads of `strata run`: ranks' lines with their rank, why a rank ended, and `strata logs`."""
+"""The output of `strata run` for people: ranks' lines with their rank, why a rank ended, and `strata logs`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if rank == "1":
     sys.stderr.write("cannot go on\\n")
     sys.exit(9)
 """
-# a rank with children that use multiprocessing; rank 1 kills itself, as the kernel does where memory is short
+# a rank with children that use multiprocessing; rank 1 kills itself, as the kernel would if memory were short
 KILLED = """
 import multiprocessing, os, signal, sys, time
 
@@ -165,7 +165,7 @@ def test_ranks_that_wait_for_a_reader_end_with_an_agent_that_is_killed(
 ) -> None:
     script.write_text(FLOODS)
     words = run_words(cluster, job, script, arguments=(str(tmp_path / "pid"),))
-    ours, theirs = os.pipe()  # which nobody reads
+    ours, theirs = os.pipe()  # no process reads this pipe
     agent = Child.start([*STRATA, *words], env=environment, stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     try:

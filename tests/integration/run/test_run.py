@@ -84,7 +84,7 @@ def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: N
 def test_three_unsuccessful_generations_fail_the_job_for_good(
     cluster: LocalCluster, nodes: Nodes, word: str
 ) -> None:
-    """With a process that is killed, and with one that fails by itself after its first step."""
+    """Once with a process that is killed, and once with a process that fails by itself after its first step."""
     arguments = (word, "9") if word == "--signal" else (word, "7", "--step")
     status = 128 + signal.SIGKILL if word == "--signal" else 7
     node = nodes.run(

@@ -1,4 +1,4 @@
-"""`strata run` removes the temporary folder of a killed agent, but not that of a live agent beside it."""
+"""`strata run` removes the temporary folder of a killed agent, but not the folder of a live agent."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_node_that_leaves_in_order_shrinks_the_world_at_once(
 def test_an_agent_started_again_at_once_takes_its_name_back(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """A service manager restarts it at once, perhaps before the old agent's death is detected."""
+    """A service manager restarts an agent immediately, perhaps before the old agent's death is detected."""
     until = tmp_path / "until"
     steps = ("steps", "--until", str(until))
     two = ("--min-workers", "2")

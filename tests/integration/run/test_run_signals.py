@@ -16,7 +16,7 @@ from tests.processes import Record
 
 @pytest.fixture(autouse=True)
 def usual_signals() -> Iterator[None]:
-    """Start programs with the default signal handlers, even if the tests run under nohup or in the background."""
+    """Start programs with the default signal handlers, even if pytest runs under nohup or in the background."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
     yield
     for number, handler in before.items():

@@ -18,7 +18,7 @@ from tests.cluster_fixtures import Nodes, StartCluster, shown
 from tests.processes import LIMIT_S
 
 OPTIONS = ("--slots", "3", "--stall-limits", "step=4")
-"""A limit longer than a healthy rank stalls on a busy machine."""
+"""The stall limit is longer than any stall of a healthy rank on a busy machine."""
 
 
 def stalled(endpoint: str, job: str) -> dict[int, RankProgress]:
@@ -114,7 +114,8 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
 def test_a_blocked_loader_and_a_suspended_rank_are_diagnosed_before_a_stall(
     start_cluster: StartCluster, nodes: Nodes, tmp_path: Path
 ) -> None:
-    patient = start_cluster(coordinators=2, detect_s=10.0)  # else the agent kills a stopped rank first
+    # with a shorter time the agent would kill a stopped rank first
+    patient = start_cluster(coordinators=2, detect_s=10.0)
     block, until = tmp_path / "block", tmp_path / "until"
     arguments = ("stuck", str(tmp_path / "storage"), str(block), str(until))
     node = nodes.run(patient.endpoints, *arguments, options=("--slots", "4"))

@@ -1,4 +1,4 @@
-"""Agents follow operators' requests for their job: grow, shrink, pause, resume, and drain one of them."""
+"""Agents follow operators' requests for their job: grow, shrink, pause, resume, drain one agent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Notices in unusual phases and with long steps: each ends in a committed checkpoint of the newest step.
+"""Notices in unusual phases and with long steps: after each notice the newest step must be committed as a checkpoint.
 
-`STRATA_STOPS` is the number of notices in each phase (1); STRATA_STOPS=10 gives sixty in all.
+`STRATA_STOPS` is the number of notices in each phase (default: 1); with STRATA_STOPS=10 there are sixty in all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def received(record: Record, since: int, kind: str, count: int) -> list[Event]:
 def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
     phase: str, pace_s: float, cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """One of three ranks gets SIGTERM, or its agent before `strata.init` has returned. No step is lost."""
+    """One of three ranks gets SIGTERM; before `strata.init` has returned, its agent gets the signal instead.
+
+    No step may be lost.
+    """
     saved = 0
     for number in range(ROUNDS + (phase == "restore")):
         since, first = len(record.events), phase == "restore" and number == 0
@@ -75,7 +78,10 @@ def test_a_notice_in_any_phase_ends_in_a_checkpoint_of_the_newest_step(
 def test_a_job_that_is_scaled_and_grows_by_a_newcomer_repeats_no_step(
     cluster: LocalCluster, nodes: Nodes, record: Record, job: str, tmp_path: Path
 ) -> None:
-    """The job goes from three members to two, three and four; each world begins where the last one's ranks stopped."""
+    """The job goes from three members to two, three and four.
+
+    Each world begins at the step at which the previous world stopped.
+    """
 
     def starts(node: str) -> None:
         nodes.run(

@@ -1,7 +1,8 @@
-"""Typical first-day mistakes: each ends in at most five lines from Strata, and the last lines state the remedy.
+"""Typical first-day mistakes.
 
-Output of ranks, such as the program's own traceback, does not count. The traceback has no frame of Strata, and no
-mistake is tried three times.
+Each must end with at most five lines from Strata, and the last of them must state the remedy. Output of ranks, such
+as the program's own traceback, does not count. The traceback must have no frame of Strata, and no mistake may be
+tried three times.
 """
 
 from __future__ import annotations

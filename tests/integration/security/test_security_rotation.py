@@ -51,7 +51,7 @@ def test_new_connections_use_the_new_certificate_and_old_ones_stay_open(secured:
         next(stream)
         new = secured.authority.renew(folder, now=dt.datetime.now(dt.UTC)).serial
         assert serial(address, viewer) == new != old
-        next(stream)  # a progress message, on the earlier connection
+        next(stream)  # a progress message, which comes on the earlier connection
 
 
 def test_a_certificate_that_cannot_be_used_is_not_taken(secured: Secured) -> None:

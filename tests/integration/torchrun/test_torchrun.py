@@ -21,7 +21,7 @@ from tests.torchrun_agents import agent
 
 OUTAGE_S = 30.0
 START_S = 90.0
-"""An agent and its worker import torch before their first event, several at once on two cores."""
+"""Limit for the first event: agents and their workers import torch first, several at a time on two cores."""
 
 pytestmark = pytest.mark.usefixtures("torch_installed")
 
@@ -75,7 +75,7 @@ def test_a_run_survives_lost_workers_agents_and_all_coordinators(
     def lose(name: str) -> None:
         lost = agents.pop(name)
         lost.signal(signal.SIGKILL)
-        lost.wait_quiet()  # its worker ends too
+        lost.wait_quiet()  # the agent's worker ends too
 
     for name in "abc":
         start(name)
@@ -86,7 +86,7 @@ def test_a_run_survives_lost_workers_agents_and_all_coordinators(
         before, world = world, after_worker_died(record, world)
         assert places(world) == places(before)
 
-    # an agent is killed, and a new one joins: the other agents learn of both
+    # an agent is killed, and a new agent joins: the other agents get both changes
     lose(world[2]["worker"])
     world = world_of(record, generation_of(world), agents)
     start("d")
@@ -166,12 +166,12 @@ def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_si
         record.wait("step", count=2, generation=generation)
         return {e["rank"]: e for e in there}
 
-    # torchrun ends the other worker by SIGTERM, which does not count as a preemption
+    # torchrun ends the other worker by SIGTERM; this must not count as a preemption
     os.kill(begun(1)[1]["pid"], signal.SIGKILL)
-    # the agent kills a worker that no longer answers, so that torchrun sees its end
+    # the agent kills a worker that no longer answers, so that torchrun sees the worker's exit
     os.kill(begun(2)[0]["pid"], signal.SIGSTOP)
     begun(3)
-    record.wait("step", count=2, step=50, generation=3)  # by now the agent knows that they stop gracefully
+    record.wait("step", count=2, step=50, generation=3)  # by now the agent knows: both support graceful stop
     # a scheduler's SIGTERM: both workers stop after the same step, which is saved
     alone.signal(signal.SIGTERM)
     assert alone.join(START_S) == 75
@@ -221,7 +221,7 @@ def test_agents_without_restarts_left_still_leave_one_by_one_on_request(
     os.kill(begun(1, 2)["a"]["pid"], signal.SIGKILL)  # this death uses the only restart
     second = begun(2, 2)
     record.wait("step", count=2, step=second["a"]["step"] + 50, generation=2)
-    # by now the agent knows that its worker stops gracefully
+    # by now the agent knows that its worker supports a graceful stop
     a.signal(signal.SIGTERM)
     assert a.join(START_S) == 75
     alone = begun(3, 1)["b"]

@@ -66,7 +66,10 @@ async def test_an_agent_whose_device_fails_has_to_leave(agents: Agents, devices:
 async def test_a_spare_whose_device_fails_leaves(
     agents: Agents, devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each agent has its own device. If the first agent's device failed as well, the spare might take its place."""
+    """Each agent has its own device.
+
+    Only the spare's device fails: if the first agent's device failed too, the spare might take that agent's place.
+    """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     await joined(agents.start("a", min_nodes=1, max_nodes=1, settle_s=0.0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

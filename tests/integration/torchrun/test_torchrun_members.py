@@ -1,4 +1,4 @@
-"""A torchrun agent's member on real coordinators: worlds, failures, spares, ends; without torchrun and torch."""
+"""The member of a torchrun agent on real coordinators: worlds, failures, spares, exits; without torchrun and torch."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_a_spare_replaces_a_departed_agent_and_ends_when_the_job_is_done(a
     assert not waits_c.done()
     await b.leave(RankFailure(rank=0, code=1, reason="gave up"))
     await joined(a)
-    await waits_c  # the spare that came first
+    await waits_c  # the spare that joined first
     a.finished()
     c.finished()
     assert isinstance(await waits_d, Spare)
@@ -293,7 +293,7 @@ async def test_a_drained_or_preempted_agent_reports_its_workers_as_stopped_and_e
 
 
 def status_once_forming(client: CoordinatorClient) -> Job:
-    """Return the job's status once its world is forming, after the last member's end."""
+    """Return the job's status once its world is forming, after the last member has left."""
     until = time.monotonic() + LIMIT_S
     while not (status := client.job_status()).world.forming:
         assert time.monotonic() < until, status
@@ -305,7 +305,7 @@ def status_once_forming(client: CoordinatorClient) -> Job:
 async def test_an_agent_without_restarts_left_ends_as_preempted_not_failed(
     agents: Agents, cluster: LocalCluster, job: str, ends: int
 ) -> None:
-    """torchrun then requests no further rendezvous, because it takes its workers' exit codes for a failure."""
+    """torchrun requests no further rendezvous then, because it treats its workers' exit codes as a failure."""
     limits = {"min_nodes": 1, "max_nodes": 2, "max_no_progress_generations": 1}
     a, b = agents.start("a", slots=2, **limits), agents.start("b", **limits)
     first = await joined(a, b)

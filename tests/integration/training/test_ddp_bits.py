@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 STARTED_S = 3 * LIMIT_S
-"""Several processes that import torch at once report nothing for long on a busy machine."""
+"""On a busy machine, several processes that import torch at the same time report nothing for long."""
 STEPS = 30
 HANG_AT = 13, 23
 """The steps in which generations 1 and 2 are killed; 10 and 20 were saved."""
@@ -44,7 +44,7 @@ def wait_saved(cluster: LocalCluster, job: str, step: int) -> None:
     [
         (3, {}, "before"),
         (3, {"gradient_as_bucket_view": True}, "after"),
-        (3, {"find_unused_parameters": True}, "before"),  # its buckets are never rebuilt
+        (3, {"find_unused_parameters": True}, "before"),  # with this option DDP never rebuilds its buckets
         (4, {}, "before"),
     ],
 )

@@ -1,7 +1,7 @@
 """The snippets of the original product's interface in docs/api.md run unchanged, each as its own program.
 
-They run against etcd, a coordinator on its default port, and an S3 server. If that port is taken, the test writes
-another one into the snippets.
+They run against etcd, a coordinator on its default port, and an S3 server. If the default port is taken, the test
+writes another port into the snippets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cluster_of_default(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Loca
 
     try:
         cluster = start(50051)
-    except (errors.ConfigError, errors.Unavailable):  # the port was taken before, or is taken meanwhile
+    except (errors.ConfigError, errors.Unavailable):  # another process has the port, or took it meanwhile
         cluster = start(free_port())
     yield cluster
     cluster.kill()

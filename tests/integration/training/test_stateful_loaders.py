@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader on a whole cluster: ranks are killed, and still every sample is trained on."""
+"""torchdata's StatefulDataLoader on a whole cluster: every sample must be trained on, although ranks are killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def by_step(record: Record) -> dict[tuple[int, int], list[int]]:
 
 
 def hung(cluster: LocalCluster, job: str, record: Record, *, generation: int, step: int) -> int:
-    """Return the pid of a rank that hangs in this step, once the checkpoint of three steps before is committed."""
+    """Return the pid of a rank that hangs in this step, once the checkpoint from three steps earlier is committed."""
     begun = record.wait("begun", generation=generation, count=2, limit_s=2 * LIMIT_S)
     record.wait("step", generation=generation, step=step - 1, count=2)
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:

@@ -1,4 +1,4 @@
-"""`strata.init` on a whole cluster: a training continues from the exact step in a world of any size."""
+"""`strata.init` on a whole cluster: a training continues from exactly the saved step, in a world of any size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_samples(record: Record, *, epochs: int) -> None:
 
 
 def assert_common_step(begun: Iterable[Event]) -> None:
-    """Assert that all ranks went on from one saved step. Which step depends on how soon saves are committed."""
+    """Assert that all ranks went on from the same saved step. The step depends on how soon saves are committed."""
     (step,) = {e["step"] for e in begun}
     assert step % 10 == 0
 
@@ -83,7 +83,7 @@ def test_a_training_survives_a_killed_rank_and_a_growing_world(
     assert latest.step == GROWN_EPOCHS * STEPS
     account = goodput_text(latest.metadata[GOODPUT_KEY])
     assert all(part in account for part in ("lost", "start")), account
-    # generation 3 began from a checkpoint of two ranks, so the other two have no part of their own
+    # generation 3 began from a checkpoint of two ranks, so its other two ranks have no part of their own in it
     assert recovery.step == recovery.checkpoint.step == grown[0]["step"]
     parts = {part.rank: part.manifest for part in recovery.rank_recoveries}
     assert sorted(parts) == list(recovery.ranks) == [0, 1]
@@ -93,7 +93,10 @@ def test_a_training_survives_a_killed_rank_and_a_growing_world(
 def test_ranks_resume_from_an_incremental_checkpoint(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """The first save is a Full; later saves hold only changed state, so not each rank's frozen state."""
+    """The first save is a Full.
+
+    Later saves contain only changed state, so they do not contain the ranks' frozen state.
+    """
     arguments = ("--storage", str(tmp_path), "--frozen", str(FROZEN), "--epochs", "4")
     for node in ("a", "b"):
         nodes.run(
@@ -135,7 +138,7 @@ def start_standalone(
 def test_a_standalone_training_with_a_hung_main_thread_exits_with_75(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    """After a restart it continues from the last save."""
+    """After a restart the process continues from the last save."""
     a = start_standalone(nodes, cluster, tmp_path, "a", "--hang-at", "16")
     b = start_standalone(nodes, cluster, tmp_path, "b")
     first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}

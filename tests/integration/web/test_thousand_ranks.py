@@ -19,8 +19,7 @@ MOST_ROWS = 80
 LONGEST_TASK_MS = 50
 FIRST_ROWS_MS = 1000
 ATTEMPTS = 10
-"""Loading and tasks are measured in wall-clock time, which other processes lengthen, so the fastest attempt
-counts."""
+"""Loading and tasks are measured in wall-clock time. Other processes lengthen it, so the fastest attempt counts."""
 WATCHED_S = 10
 MOST_OF_A_CORE = 0.10
 

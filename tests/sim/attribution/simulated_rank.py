@@ -91,7 +91,8 @@ class Rank:
             world_size=size,
             restore_point=None,
         )
-        session = cast("Session", Upward(deliver, pace_s=0.0))  # the client gathers, so the session does not
+        # the session does not gather progress, because the client does
+        session = cast("Session", Upward(deliver, pace_s=0.0))
         shared_session = SharedSession(
             session=session, watcher=RankObserver(), place=place, owns_member=False
         )

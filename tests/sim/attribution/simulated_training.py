@@ -1,10 +1,10 @@
-"""A training in virtual time with planned faults. Its ranks' measurements take the way they take in a cluster.
+"""A training in virtual time with planned faults. The ranks' measurements pass through the same parts as in a cluster.
 
     ComputeTimer ─▶ RankClient ─▶ StallWatch of each host's agent ─▶ ProgressBoard of its replica ─▶ the other replicas'
 
-All of these are the shipped parts, and messages take as long as sessions and gossip take. Simulated are the ranks'
-activities and their durations, the text of their stacks, and the states of their processes. Nothing here knows a rule
-of the attribution, and a fault never reports itself.
+All of these parts are the shipped code, and messages take as long as they take by session and by gossip. The
+simulation provides the ranks' activities and their durations, the text of the ranks' stacks, and the states of their
+processes. The simulation uses no rule of the attribution, and a fault never reports itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DUMP_S: Final = 0.15
 """How long a rank takes to write its stacks."""
 REPLICAS: Final = 3
 WARM_UP: Final = (20.0, 3.0, 1.8, 1.3)
-"""Factors by which the first steps take longer than usual."""
+"""Factors by which the first steps are longer than usual ones."""
 FOREVER: Final = math.inf
 
 
@@ -51,7 +51,7 @@ class Shape:
     data_s: float = 0.004
     collective_s: float = 0.01
     jitter: float = 0.04
-    """Relative spread of compute time from step to step; ranks differ permanently by as much."""
+    """Relative spread of compute time from step to step, and also the permanent spread between ranks."""
     pause: float = 0.002
     """Probability that a rank pauses in a step: garbage collection, another process."""
     hiccup: float = 0.003
@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """A fault of `ranks` from `at_s` on. `kind` is known to the simulation only: it decides how the ranks behave."""
+    """A fault of `ranks` from `at_s` on. `kind` decides how the ranks behave; only the simulation knows it."""
 
     kind: str
     ranks: frozenset[int]
@@ -137,7 +137,7 @@ class _Step:
 
 
 class LiveReports:
-    """The knowledge of one replica (`coordinator.status.diagnosis.Told`)."""
+    """The reports that one replica has (`coordinator.status.diagnosis.LiveReports`)."""
 
     def __init__(self, board: ProgressBoard) -> None:
         self.board = board
@@ -175,7 +175,7 @@ class Training:
         self.saves_next = False
         """If set, a save is due after the present step."""
         self.undeclared_eval_s = 0.0
-        """If set, the next step contains an evaluation of that duration that no rank declares."""
+        """If not 0, the next step contains an evaluation of that duration, which no rank declares."""
         self._now = _Step(0.0, [0.0] * shape.size, [0.0] * shape.size)
         self._view = View()
         self._keys = ClusterKeys("sim")
@@ -297,7 +297,7 @@ class Training:
             tasks.create_task(self._train())
 
     async def _watch(self, agent: _Agent) -> None:
-        await asyncio.sleep(self.chance.random())  # agents did not start at the same moment
+        await asyncio.sleep(self.chance.random())  # agents do not start at the same moment
         await agent.watch.run()
 
     async def _gossip(self, number: int) -> None:
@@ -312,7 +312,7 @@ class Training:
             await asyncio.sleep(GOSSIP_S)
 
     async def _devices(self) -> None:
-        """Have every agent read its devices each second, so that a throttled device shows within a second."""
+        """Have every agent read its devices each second, so that a throttled device is reported within a second."""
         while True:
             for host, agent in enumerate(self.agents):
                 first = host * self.shape.slots
@@ -349,7 +349,7 @@ class Training:
                     keys.failed_rank(GENERATION, rank),
                     RankFailed(reason="killed by signal 9", worker=worker, code=-9),
                 )
-        else:  # the node's connections break; it then has the grace to return
+        else:  # the node's connections break; then it has the grace period to reconnect
             await asyncio.sleep(self.chance.uniform(1.0, 1.8))
             for host in {rank // self.shape.slots for rank in fault.ranks}:
                 self._put(keys.worker(self.agents[host].worker), None, deleted=True)
@@ -369,7 +369,7 @@ class Training:
         chance, shape = self.chance, self.shape
         warm = WARM_UP[self.made] if self.made < len(WARM_UP) else 1.0
         long = math.exp(chance.gauss(0, 0.08)) * warm
-        """The same for all ranks: longer sequences, for example."""
+        """This factor is the same for all ranks: longer sequences, for example."""
         wait_s, compute_s, pauses_s = [], [], []
         for rank in self.ranks:
             wait = shape.data_s * math.exp(chance.gauss(0, 0.3))
@@ -416,7 +416,7 @@ class Training:
                 compute_s[rank] = FOREVER
 
     async def _together(self, phase: str, usual_s: float, spread: float) -> None:
-        """Put all ranks into another phase; each ends its part and waits for the others."""
+        """Put all ranks into another phase; each rank does its work of the phase and waits for the others."""
         loop, shape = asyncio.get_running_loop(), self.shape
         took_s = [usual_s * math.exp(self.chance.gauss(0, spread)) for _ in self.ranks]
         fault = self.fault

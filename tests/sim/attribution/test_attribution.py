@@ -1,4 +1,4 @@
-"""Ranks and causes that a replica blames when a simulated training is slow or hangs, compared with the injected fault.
+"""A simulated training is slow or hangs: the ranks and causes that a replica names, compared with the injected fault.
 
 `pytest tests/sim/attribution/test_attribution.py -m slow --junitxml=FILE` writes the table into FILE.
 """
@@ -15,7 +15,7 @@ from tests.sim.seeds.batch import pool
 PROCESSES = 2
 QUIET = ("undisturbed", "all slow")
 SMALL = 16
-"""Most ranks of the worlds in the quick tests."""
+"""Largest number of ranks in the worlds of the quick tests."""
 
 
 @pytest.mark.parametrize("kind", CAUSES)

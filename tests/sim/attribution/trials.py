@@ -16,7 +16,7 @@ from tests.sim.attribution.simulated_training import DUMP_S, Fault, Shape, Train
 
 POLL_S: Final = 0.25
 LOOKED_FOR_S: Final = 8.0
-"""How long after the injection the diagnosis is read; only findings within `IN_TIME_S` are in time."""
+"""How long after the injection the diagnosis is read. Only findings within `IN_TIME_S` count as in time."""
 IN_TIME_S: Final = 5.0
 QUIET_S: Final = 20.0
 EARLIEST_STEP: Final = 12
@@ -67,7 +67,8 @@ class Verdict:
     kind: str
     size: int
     after_s: float | None
-    """Seconds from the injection until exactly the faulty ranks were named; None: not within `LOOKED_FOR_S`."""
+    """Seconds from the injection until exactly the faulty ranks were named; None if that took more than
+    `LOOKED_FOR_S`."""
     cause: str
     """The cause named at that time."""
     innocent: tuple[str, ...]
@@ -125,7 +126,7 @@ async def _faulted(seed: int, kind: str, most: int, dump_s: float) -> Verdict:
     try:
         innocent = [each.text async for each in _watched(training, chance.uniform(12, 26), chance)]
         shape = training.shape
-        # in the first steps and the first save there is no usual duration yet: only a stall's first limits apply there
+        # no usual duration is known yet in the first steps and the first save: only a stall's first limits apply then
         while training.made <= (shape.save_every if kind == "stuck in save" else EARLIEST_STEP):
             innocent += [each.text async for each in _watched(training, 1.0, chance)]
         host = 0

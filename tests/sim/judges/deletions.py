@@ -1,6 +1,6 @@
 """Rules for marking a checkpoint, or a copy of one, for deletion (PROTOCOLS 8.5 to 8.7).
 
-They are judged from the keyspace at that revision, and not by the code under test.
+The rules use the keyspace at the revision of the mark, and not the code under test.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _takes_its_place(job: JobView, other: CheckpointRecord, old: CheckpointRecor
 
 
 def _reported_damaged(job: JobView, record: CheckpointRecord) -> bool:
-    """Return whether a host reported damage of the checkpoint or of one that it needs, and no report refuted it."""
+    """Return whether damage of the checkpoint, or of a checkpoint that it needs, was reported and not refuted."""
     needed = [record, *(e.record for e in job.checkpoints() if _refers(job, record, e.record))]
     return any(
         each.record.corrupt
@@ -132,7 +132,7 @@ def _refers(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> boo
 
 
 def _superseded(job: JobView, record: CheckpointRecord) -> bool:
-    """Return whether a later world restored an earlier step, or began anew."""
+    """Return whether a later world restored an earlier step, or began without a checkpoint."""
     later = [int(name) for name in job.view.names(job.keys.worlds) if int(name) > record.generation]
     points = [step for generation in later if (step := job.restored(generation)) is not None]
     return record.generation <= job.anew() or any(step < record.step for step in points)

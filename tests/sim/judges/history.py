@@ -1,4 +1,4 @@
-"""The clients' history: operations of members and their results, and the rules for these."""
+"""The clients' history: operations of members and their results, and the rules for results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class History:
         meeting.timeout_s = timeout_s
 
     def reported(self, rank: int, participants: int, outcome: barriers_pb2.BarrierOutcome) -> None:
-        """Note the outcome that a rank got, and compare it with those that other ranks got."""
+        """Note the outcome that a rank got, and compare it with the outcomes that other ranks got."""
         key = (outcome.name, outcome.generation, outcome.round)
         meeting = self.meetings.setdefault(key, Meeting())
         other, theirs = meeting.reported = meeting.reported or (rank, outcome)
@@ -146,7 +146,7 @@ class History:
         """Judge at the end that everything permanent is still there."""
         for (step, generation, attempt), digest in self.committed.items():
             if (step, generation, attempt) in self.judge.buried:
-                continue  # it was legally marked for deletion since
+                continue  # the save has since been legally marked for deletion
             self._check_commit(step, generation, attempt, digest)
 
 

@@ -1,7 +1,7 @@
 """The judge: checks every revision of the store as it is written, and records violations.
 
-It keeps its own view, fed by the store itself, and knows which client wrote each revision by which transaction. Of the
-code under test it uses only `core.invariants`.
+The judge has its own view, which the store itself updates, and knows the client and the transaction of each revision.
+Of the code under test it uses only `core.invariants`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Judge:
     mourn: Mourn
     timed_out: Callable[[BarrierOutcome, str], str | None]
     operated: bool = False
-    """Whether an operator runs: scales the job, pauses it, requests stops."""
+    """Whether an operator runs, who scales the job, pauses it and requests stops."""
     kept: bool = False
     """Whether checkpoint maintenance runs: checkpoints are deleted, read, copied, reported as damaged."""
     saves_first: bool = False
@@ -116,7 +116,10 @@ class Judge:
     # -- writes
 
     def seen(self, written: Revision) -> None:
-        """Take a revision. `applied` reports its writer afterwards, unless the end of a lease made it."""
+        """Take a revision.
+
+        Afterwards `applied` reports its writer, unless the revision came from the end of a lease.
+        """
         self._settle_unclaimed()
         before: dict[str, tuple[bytes, int] | None] = {}
         for event in written.events:
@@ -126,9 +129,10 @@ class Judge:
         self._unclaimed.append((written, before))
 
     def applied(self, call: Call) -> None:
-        """Note that a call took effect or was refused. The call is the writer of the pending revision, if that fits.
+        """Note that a call took effect or was refused.
 
-        A pending revision that the call's transaction cannot have made came from the end of a lease just before.
+        The call is the writer of the pending revision if its transaction can have made the revision. A pending
+        revision that the call's transaction cannot have made came from the end of a lease just before.
         """
         txn = call.argument if isinstance(call.argument, Txn) else None
         if txn is not None and self._unclaimed and not writes(txn, self._unclaimed[-1][0]):
@@ -288,7 +292,7 @@ class Judge:
             self.wrong(f"{writer} {'deleted' if event.deleted else 'wrote'} {event.kv.key} without a fence")
 
     def _is_of_old(self, rest: list[str]) -> bool:
-        """Return whether a key is of an ended generation: only the leader may remove it then."""
+        """Return whether a key is of an ended generation: then only the leader may remove the key."""
         return int(rest[1] if rest[0] == "worlds" else rest[2]) < self._generation()
 
     def _generation(self) -> int:
@@ -332,7 +336,7 @@ class Judge:
     def _judge_notice(
         self, event: Event, generation: int, before: tuple[bytes, int] | None, epoch: int | None
     ) -> None:
-        """Judge a notice: it is of the current generation, and at least as urgent and wide as the one before."""
+        """Judge a notice: it must be of the current generation, and as urgent and wide as the previous one, or more."""
         notice = decode(StopNotice, event.kv.value)
         scales = not notice.has_deadline
         self.trace.count(f"notices to {act(notice)}")
@@ -474,7 +478,7 @@ class Judge:
                     f"latest went back from {(old.generation, old.step)} to {(new.generation, new.step)}"
                 )
 
-    # -- lasting states
+    # -- states that last
 
     def stuck(self) -> Iterator[str]:
         """Yield the saves that are complete and not committed: a replica should have committed them."""

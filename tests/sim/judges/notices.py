@@ -1,4 +1,4 @@
-"""The rule for changes of a stop notice: no member that an earlier notice names is dropped."""
+"""The rule for changes of a stop notice: a new notice must name every member that the old notice named."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def is_merged(old: StopNotice, new: StopNotice) -> bool:
         old.action is StopAction.DRAIN and new.action is StopAction.PREEMPT
     )
     unpaused = old.pause and not new.pause
-    longer = new.grace_ms > old.grace_ms and old.has_deadline  # a notice to scale has no grace
+    longer = new.grace_ms > old.grace_ms and old.has_deadline  # a notice for scaling has no grace
     return not longer and not unpaused and (wider or more)

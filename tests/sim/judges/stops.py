@@ -1,8 +1,8 @@
 """Rules for planned stops: ranks stop at one common step, and the leader waits for it.
 
-In some seeds ranks take part in stops (`saves_first`). They meet at `strata.begin`, agree on a step by the shipped
-agreement while they train on, save it together, and wait there. The rules do not use `core.worlds.changes`: they look
-at the living members, the requests, the decisions that ranks got, and the save.
+In some seeds ranks take part in stops (`saves_first`). They meet at `strata.begin`, agree on a last step by the
+shipped agreement while they train on, save this step together, and then wait. The rules do not use
+`core.worlds.changes`: they look only at the living members, the requests, the decisions that ranks got, and the save.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from strata.core.kv.records import BarrierOutcome, CheckpointState, JobPhase, St
 from strata.core.stop.last_step import BEGIN_BARRIER, Decision, read_decision
 
 AGREE_S = 60.0
-"""After this time a world of another size need not wait for ranks that agree on no step."""
+"""After this time the leader may start a world of another size, even if the ranks have agreed on no step."""
 LATE_S = 30.0
-"""The same for any other notice, counted from the end of its grace."""
+"""The same limit for any other notice, counted from the end of the notice's grace."""
 
 
 def saves_first(seed: int) -> bool:
@@ -31,7 +31,7 @@ class Stops:
     request_ages_s: dict[int, float] = field(default_factory=dict)
     """Generation -> time of the first stop request."""
     widened_s: dict[int, float] = field(default_factory=dict)
-    """Generation -> time of the last one."""
+    """Generation -> time of the last request that widened the stop."""
     decisions: dict[int, Decision] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
     stopped: set[tuple[int, int]] = field(default_factory=set)
@@ -40,7 +40,7 @@ class Stops:
     _revision: int = 0
 
     def stop_requested(self, generation: int, now_s: float) -> None:
-        """Note that the ranks of a generation get a stop request, or a wider one than before."""
+        """Note that the ranks of a generation get a stop request, or a wider request than before."""
         self.request_ages_s.setdefault(generation, now_s)
         self.widened_s[generation] = now_s
 
@@ -57,7 +57,7 @@ class Stops:
         return None if decision is None else self.decided(generation, decision)
 
     def begins(self, generation: int, step: int) -> str | None:
-        """Note that a rank begins a step; return the problem of that, or None."""
+        """Note that a rank begins a step; return why it may not, or None."""
         self.begun[generation] = max(step, self.begun.get(generation, 0))
         return self._beyond(generation)
 
@@ -68,7 +68,7 @@ class Stops:
         return None
 
     def head(self, job: JobView, now_s: float) -> str | None:
-        """Return the problem of a newly written head as the successor of the previous one, or None."""
+        """Return the problem of a newly written head as the successor of the previous head, or None."""
         before, revision = self._world, self._revision
         head = job.head()
         assert head is not None
@@ -98,7 +98,7 @@ class Stops:
         return None
 
     def _is_over(self, job: JobView, world: World, now_s: float) -> bool:
-        """Return whether the leader need not wait: the time is over, or all requested ranks have ended."""
+        """Return whether the leader may stop waiting: the time is over, or all requested ranks have ended."""
         generation = world.head.generation
         notice = job.notice(generation)
         if notice is None:
@@ -126,6 +126,6 @@ class Stops:
         )
         phase, head = job.view.entry(job.keys.phase, JobPhase), job.head()
         assert head is not None
-        # a planned pause is written together with the head, and a resumed job starts anew
+        # a planned pause is written together with the head, and a resumed job begins without a stop request
         paused = phase is not None and revision < phase.mod_revision < head.mod_revision
         return not alive or paused or bool(job.failed(generation))

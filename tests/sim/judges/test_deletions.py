@@ -1,4 +1,4 @@
-"""The rules for marking checkpoints for deletion, on histories that break each of them."""
+"""The rules for marking checkpoints for deletion: for each rule, a history that breaks it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def a_job() -> KeptJob:
 
 
 def marked(job: KeptJob, step: int, *tiers: str) -> list[str]:
-    """Mark a checkpoint, or some copies, for deletion regardless of the rules; return the problems found."""
+    """Mark a checkpoint or some copies for deletion, regardless of the rules; return the problems found."""
     old = job.record(step)
     going = {
         name: dataclasses.replace(tier, state=TierState.DELETING) if not tiers or name in tiers else tier
@@ -58,7 +58,7 @@ def leave_s3(job: KeptJob) -> None:
 
 
 def go_back(job: KeptJob) -> None:
-    """Have a world restore step 20."""
+    """Make a world restore step 20."""
     job.store.put(JOB.latest, Latest(generation=2, step=20, attempt=AttemptId("x20"), record_generation=1))
 
 

@@ -73,7 +73,7 @@ async def test_a_lease_expiry_is_not_attributed_to_a_transaction_that_failed_lat
     court = Court()
     lease = court.store.grant(60).id
     court.do("b", Txn(success=(Put(key=KEYS.replica(ReplicaId("r2")), value=b"{}", lease=lease),)))
-    court.store.revoke(lease)  # as if its time had run out: no client calls
+    court.store.revoke(lease)  # as at the lease's expiry: no client makes this call
     court.do("b", late(court.epoch))
     assert not any("had ended" in what for what in court.violations())
 

@@ -1,4 +1,4 @@
-"""The rules for planned stops: they accept a world after the common save, and reject each doctored one."""
+"""The rules for planned stops: they accept a world after the common save, and reject each doctored history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAVED = Decision(STEP, Verdict.SAVE)
 
 
 class Grown:
-    """A job of two members that got a request to stop at `STEP` for a third one, and saved that step."""
+    """A job of two members that got a request to stop at `STEP`, because a third member joined, and saved that step."""
 
     def __init__(self) -> None:
         self.job = Job(a=1, b=1)
@@ -32,7 +32,7 @@ class Grown:
         self.stops.stop_requested(1, 0.0)
 
     def saves(self) -> None:
-        """Have the ranks agree, and save."""
+        """Make the ranks agree, and save."""
         assert self.stops.begins(1, STEP) is None
         agreed(self.job.store, STEP)
         assert self.stops.decided(1, SAVED) is None

@@ -1,4 +1,4 @@
-"""Two predicates on transactions: may it have made a revision, and can it still take effect."""
+"""Two predicates on transactions: whether one may have made a revision, and whether it can still take effect."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _makes(operation: Operation, event: Event) -> bool:
 
 
 def is_of_the_past(txn: Txn, kv: KeyValue | None) -> bool:
-    """Return whether a transaction can take no effect, now or later: it compares an older revision than that of `kv`.
+    """Return whether a transaction can never take effect, because it compares an older revision than that of `kv`.
 
-    Revisions of a key only grow. So a transaction that is resent because its outcome is unknown concerns the holder of
-    the key at the time of the decision, not the present one.
+    Revisions of a key only grow. So a transaction that is resent after an unknown outcome concerns the key's holder
+    at the time of the decision, not the present holder.
     """
     return kv is not None and any(
         compare.key == kv.key

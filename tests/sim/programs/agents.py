@@ -1,7 +1,8 @@
 """An agent as a program: the shipped relay and upward session, and rank processes that it starts.
 
-Simulated is the kernel: the process behind a connection, and the state of each process (`tests.sim.programs.ranks`).
-A rank that finds no listener at its agent's socket ends, as in `strata.client.rank_session.dial_agent`.
+The simulation replaces the kernel: it knows the process behind a connection and the state of each process
+(`tests.sim.programs.ranks`). A rank that finds no listener at its agent's socket ends, as in
+`strata.client.rank_session.dial_agent`.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from tests.sim.programs.members import Member
 
 RIVAL_S = 0.005
-"""Delay after which a refused rival tries again."""
+"""Delay after which a refused rival (see `start_rival`) tries again."""
 
 
 async def ended_by(running: asyncio.Task[None], work: Any) -> Any:
-    """Return the result of `work`; None if the session ends first, which raises its error itself."""
+    """Return the result of `work`; None if the session ends first. The session raises its error itself."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([running, task], return_when=asyncio.FIRST_COMPLETED)
@@ -280,7 +281,10 @@ class SimulatedAgent(_Ranks):
             yield link
 
     async def _rank(self, place: Place, process: RankProcess) -> None:
-        """Run one rank's program. It may outlive its generation, until its agent ends it or has ended itself."""
+        """Run one rank's program.
+
+        It may outlive its generation, until the agent ends the program or has itself ended.
+        """
         ears, rank = Ears(), process.rank
         session = self._session(process, ears)
         async with asyncio.TaskGroup() as tasks:

@@ -1,8 +1,8 @@
 """Checkpoint maintenance by people and hosts: policy, pins, tags, readers, copies, maintenance tasks, damage.
 
-Some seeds have it (`is_kept`); in those the trainers also save Incrementals. Requests go to a replica's table of
-calls, as a unary call does, amid the faults. An unconfirmed request may take effect all the same; a program that needs
-it repeats it.
+Some seeds have maintenance (`is_kept`); in these seeds the trainers also save Incrementals. Requests go to a
+replica's table of calls, as a unary call does, amid the faults. An unconfirmed request may have taken effect; a
+program that needs its effect repeats the request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tests.sim.programs.members import JOB
 
 GRACE_S = 5.0
 MIN_GOOD = 2
-"""Damage is reported only if so many checkpoints are good, and never of the latest: a job without a good one fails."""
+"""Damage is reported only while so many checkpoints are good, and never of the latest: a job without a good
+checkpoint fails."""
 
 
 def is_kept(seed: int) -> bool:

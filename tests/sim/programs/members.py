@@ -1,6 +1,6 @@
 """Members as programs: standalone trainers, and agents with several ranks (`tests.sim.programs.agents`).
 
-Both run the shipped sessions over links in memory. Simulated is only what a person or a host would do: start the
+Both run the shipped sessions over links in memory. The simulation does only what a person or a host would do: start a
 program, kill it, start it again.
 """
 
@@ -74,12 +74,12 @@ class Member:
         self._address = f"{worker}#{run}"
         self.session: MemberSession | None = None
         self.disturbed_s = float("-inf")
-        """When a fault that is not the replicas' last kept this process from them."""
+        """When a fault outside the replicas last kept this process from reaching them."""
         self._leave = asyncio.Event()
         self._world_changed = asyncio.Event()
         """Set when the session gets a new world."""
         self.stopped = 0
-        """The generation whose ranks here have stopped because of a notice."""
+        """The generation in which this member's ranks have stopped because of a notice."""
         self._stopping = asyncio.Event()
         self.end_ranks: Callable[[], Awaitable[None]] | None = None
         """Ends the rank processes of an agent."""
@@ -90,7 +90,7 @@ class Member:
         return self._address
 
     def kill(self) -> None:
-        """End it as SIGKILL would. An agent's rank processes live on without a listener at their socket."""
+        """End the process as SIGKILL would. An agent's rank processes live on, with no listener at their socket."""
         self.killed = True
         self._board.hang_up(self._address)
         self._board.hang_up(f"{self._address}/relay")
@@ -116,7 +116,7 @@ class Member:
             self._unexpected(self._address, errors)
 
     def ask_to_leave(self) -> None:
-        """Have it leave for good, as a standalone program does on SIGTERM."""
+        """Make the member leave for good, as a standalone program does on SIGTERM."""
         self.leaving = True
         self._leave.set()
 
@@ -159,7 +159,7 @@ class Member:
             await asyncio.sleep(self._rng.uniform(0, 0.3))
 
     def _leave_notice(self) -> WorldUpdate | None:
-        """Return the newest update, if its notice has this member leave."""
+        """Return the newest update, if its notice requests that this member leave."""
         update = self.session.world if self.session is not None else None
         return update if notice_for_member(update, self.worker) is not None else None
 
@@ -249,7 +249,7 @@ class Member:
 
     @property
     def _cannot_restart(self) -> bool:
-        """Whether it is a standalone process that ends with its generation; its host may start its program again."""
+        """Whether this is a standalone process that ends with its generation; its host may start the program again."""
         return self._history.judge.saves_first and self.slots == 1
 
     async def _end(self, trainer: Trainer) -> None:
@@ -275,4 +275,4 @@ class Member:
 
 
 class _Over(Exception):
-    """The program ends."""
+    """Raised to end the program."""

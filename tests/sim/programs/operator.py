@@ -1,8 +1,8 @@
 """The operator: scales, pauses, resumes, preempts and drains the job amid the faults.
 
-Only some seeds have one (`is_operated`), so that the runs of the others did not change when it was added. Requests go
-to a replica's table of calls, as a unary call does. After the faults the operator restores the limits, and the job
-runs.
+Only some seeds have an operator (`is_operated`), so that its addition did not change the runs of the other seeds.
+Requests go to a replica's table of calls, as a unary call does. After the faults the operator restores the limits,
+and the job runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Operator:
             await self._rng.choice(acts)()
 
     async def put_back(self) -> None:
-        """Return once the job's limits are restored, and it is not paused."""
+        """Return once the job's limits are restored and the job is not paused."""
         job = self._cluster.judge.job
         while True:
             await self._request("resume_job", ResumeJobRequest(job=JOB))
@@ -106,7 +106,10 @@ class Operator:
             await self._request("stop_job", request)
 
     async def _request(self, name: str, request: Any) -> bool:
-        """Send a request to some replica; return whether it confirmed. If not, it may still take effect."""
+        """Send a request to some replica; return whether the replica confirmed.
+
+        An unconfirmed request may still take effect.
+        """
         there = [
             replica
             for replica in self._cluster.replicas.values()

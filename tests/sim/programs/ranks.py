@@ -3,11 +3,11 @@
 A process is alive, stopped by a signal (state T), or has ended. The rules (PROTOCOLS 5.6; docs/client.md for the
 third):
 
-1. An agent evicts a live rank only if the agent saw it stopped for `DETECT_S`, or if it has had no connection for
-   `GRACE_S`. In these cases it must evict it.
+1. An agent evicts a live rank only if the agent saw the rank stopped for `DETECT_S`, or if the rank has had no
+   connection for `GRACE_S`. In these cases the agent must evict the rank.
 2. A process attaches as a rank only if no other live process has attached as that rank of that generation.
-3. A rank whose agent has ended ends within `ENDS_S` of its own running time. After that it does nothing in its
-   generation.
+3. A rank must end within `ENDS_S` of its own running time after its agent has ended. After that the rank does
+   nothing in its generation.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ def now_s() -> float:
 
 
 class Program(Process):
-    """A process that records since when it is stopped, when it last continued, and when it was killed."""
+    """A process. It records when it was stopped, when it last continued, and when it was killed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.stopped_s: float | None = None
         self.went_on_s = float("-inf")
         self.thaws = 0
-        """How often it continued."""
+        """How often the process continued."""
         self.slept_s = float("-inf")
-        """When it last continued after a stop so long that its own watch over other processes must notice it."""
+        """When the process last continued after a stop so long that its own watch over other processes must notice
+        the stop."""
         self.killed_s: float | None = None
 
     @property
@@ -65,7 +66,7 @@ class Program(Process):
         super().thaw()
 
     def killed(self) -> None:
-        """End it as SIGKILL would, stopped or not. The caller closes its links."""
+        """End the process as SIGKILL would, even if it is stopped. The caller closes its links."""
         if self.killed_s is None:
             self.killed_s = now_s()
         self.thaw()
@@ -74,10 +75,10 @@ class Program(Process):
 
 
 class RankProcess(Program):
-    """One process that is a rank, or claims to be one; it plays `strata.agent.rank_process.RankProcess` for a relay."""
+    """One process that is a rank or claims to be a rank; to a relay it is a `strata.agent.rank_process.RankProcess`."""
 
     exiting = False
-    """False: a simulated process ends at once, and the kernel has nothing of it to free."""
+    """False, because a simulated process ends immediately: the kernel has no memory to free."""
 
     def __init__(
         self, pid: int, generation: int, rank: int, *, agent: Program, board: Switchboard, host: str
@@ -88,11 +89,11 @@ class RankProcess(Program):
         self.rank = rank
         self.agent = agent
         self.cut_off = False
-        """Whether its connections to the agent fail, though the agent listens."""
+        """Whether the process's connections to the agent fail, although the agent listens."""
         self.detached_s: float | None = None
-        """Since when it has no session, if it had one."""
+        """Since when the process has no session; None if it never had a session, or has one now."""
         self.doomed = ""
-        """The reason why its agent killed it."""
+        """The agent's reason for killing the process."""
         self._sessions = 0
         self._board = board
 
@@ -102,28 +103,28 @@ class RankProcess(Program):
 
     @property
     def attached(self) -> bool:
-        """Whether it has a session with its agent."""
+        """Whether the process has a session with its agent."""
         return self._sessions > 0
 
     def opened(self) -> None:
-        """Note that the agent admitted it."""
+        """Note that the agent admitted the process."""
         self._sessions += 1
         self.detached_s = None
 
     def ended(self) -> None:
-        """Note that one of its sessions is over."""
+        """Note that one of the process's sessions is over."""
         self._sessions -= 1
         if not self._sessions:
             self.detached_s = now_s()
 
     def kill(self) -> None:
-        """Kill it; its socket closes with it."""
+        """Kill the process, which also closes its socket."""
         self._board.hang_up(self.address)
         self.killed()
 
 
 class Watch:
-    """Plays `strata.agent.health.liveness.Liveness`: the shipped rule, over simulated processes instead of /proc."""
+    """Replaces `strata.agent.health.liveness.Liveness`: the shipped rule, over simulated processes, not /proc."""
 
     def __init__(self, on_frozen: Callable[[int, int, str], None]) -> None:
         self._on_frozen = on_frozen
@@ -161,7 +162,7 @@ class RankRules:
     """(generation, rank) -> processes that attached."""
 
     def attached(self, process: RankProcess) -> str | None:
-        """Judge that an agent admits a process."""
+        """Judge whether an agent may admit this process."""
         holders = self._holders.setdefault((process.generation, process.rank), [])
         others = [other.name for other in holders if other is not process and other.alive]
         holders.append(process)
@@ -170,7 +171,7 @@ class RankRules:
         return None
 
     def evicted(self, process: RankProcess, reason: str) -> str | None:
-        """Judge that an agent kills a process for this reason."""
+        """Judge whether an agent may kill this process for this reason."""
         now = now_s()
         if not process.alive:
             return None
@@ -185,7 +186,7 @@ class RankRules:
         return None
 
     def acts(self, what: str) -> str | None:
-        """Judge that the running program does something in its generation."""
+        """Judge whether this running program may act in its generation."""
         process = current()
         if isinstance(process, RankProcess) and (late_s := _orphaned_s(process)) > ENDS_S + SLACK_S:
             return f"{what} by {process.name}, whose agent had ended {late_s:.3f} s before"

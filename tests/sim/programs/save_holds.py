@@ -1,4 +1,4 @@
-"""Ranks that report that they cannot save, and later that they can: rules for the key and for the count of generations.
+"""Ranks that report that they cannot save, and later that they can: rules for the key, and for a head's count.
 
 The rules do not use `core.stop.save_hold`: they look at the key, at the step from which the generation started, and at
 the counts of two heads.
@@ -15,12 +15,12 @@ from strata.core.kv.txn import KeyValue
 from strata.core.stop.save_hold import SaveHold
 
 EVERY = 3
-"""Every so many steps one rank cannot save; two steps later it can. Saves are due every four steps, so a generation may
-end before it has committed one."""
+"""Every so many steps one rank cannot save; two steps later it can. Saves are due every four steps, so a generation
+may end before it has committed a save."""
 
 
 def hold_at(step: int, rank: int, size: int) -> SaveHold | None:
-    """Return why this of `size` ranks cannot save at this step, or None if it can."""
+    """Return why this rank of `size` ranks cannot save at this step, or None if it can."""
     begins = step - step % EVERY
     if begins == 0 or step - begins > 1 or begins // EVERY % size != rank:
         return None

@@ -28,7 +28,7 @@ class Node:
         self.rank.opened()
 
     def process(self, pid: int) -> RankProcess:
-        """Start one more process of the rank."""
+        """Start another process of the same rank."""
         process = RankProcess(pid, 1, 0, agent=self.agent, board=Switchboard(), host="h")
         self.rules.processes.append(process)
         process.start(asyncio.sleep(1000), tasks=self._tasks)

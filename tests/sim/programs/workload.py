@@ -37,7 +37,7 @@ SAVE_EVERY = 4
 EAGER_EVERY = 8
 """At these steps rank 0 tries to seal the save before the others have acked."""
 PAIR_EVERY = 12
-"""These steps are saved after the step behind them, which gives a commit that is not the newest."""
+"""Each of these steps is saved after the following step, so its commit is not the newest."""
 SUBSET_EVERY = 3
 SUBSET_TIMEOUT_S = 4.0
 HEAR_S = 0.1
@@ -59,14 +59,14 @@ class InLoop:
         return asyncio.get_running_loop().time()
 
     def at_stop(self, act: object) -> None:
-        """Do nothing: there is no stop, because a member ends by being killed or by leaving."""
+        """Do nothing: the client is never stopped, because a member ends by being killed or by leaving."""
 
     def forget_at_stop(self, act: object) -> None:
         """See `at_stop`."""
 
 
 class Ears(RankObserver):
-    """The shipped observer of a rank's session, which also keeps the outcomes as they arrived."""
+    """The shipped observer of a rank's session; it also keeps the outcomes in the order of their arrival."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Trainer:
         self.client = RankClient(shared_session, cast("BackgroundLoop", InLoop()))
         self.steps = 0
         self.bound = False
-        """Whether it has begun to train in its generation, and so holds state that it cannot leave."""
+        """Whether the rank has begun to train in its generation, and so has state that it cannot abandon."""
         self._history = history
         self._rng = rng
         self._saves: dict[tuple[int, str], pb.Checkpoint] = {}
@@ -237,7 +237,7 @@ class Trainer:
         """Meet only the other ranks of the same parity."""
         ranks = range(self.client.rank % 2, self.client.world_size, 2)
         name = f"half-{self.client.rank % 2}"
-        with suppress(BarrierTimeout):  # all of them get it; the round is over
+        with suppress(BarrierTimeout):  # all participants get the timeout; the round is over
             await self.barrier(name, b"", tuple(ranks), SUBSET_TIMEOUT_S)
 
     # -- saves
@@ -280,7 +280,7 @@ class Trainer:
     async def _begin_amid_deletions(self, request: pb.BeginCheckpointRequest) -> Any:
         """Begin an Incremental on the newest commit that this rank knows, or a Full if that commit is being deleted.
 
-        While the job is requested to rewind, nothing is saved: the world ends soon.
+        While a rewind of the job is requested, nothing is saved: the world ends soon.
         """
         base = self._base()
         if base is not None and self._rng.random() < 0.6:
@@ -307,7 +307,10 @@ class Trainer:
         return (point.step, point.attempt) if point is not None else None
 
     async def _save(self, step: int) -> None:
-        """Save a step with all ranks; every other time only rank 0 begins, and sends the attempt to the others."""
+        """Save a step with all ranks.
+
+        At every other save only rank 0 begins, and sends the attempt to the other ranks.
+        """
         try:
             if step % (2 * SAVE_EVERY):
                 attempt = (await self._begin(step)).attempt
@@ -324,7 +327,7 @@ class Trainer:
             return  # aborted, and deleted before this rank got the news
 
     async def _save_late(self, step: int) -> None:
-        """Begin a save, complete that of the next step, and then finish the first: `latest` stays at the second."""
+        """Begin a save, complete the next step's save, then finish the first save: `latest` stays at the next step."""
         try:
             late, next_one = [(await self._begin(s)).attempt for s in (step, step + 1)]
             await self.barrier("saving")
@@ -364,7 +367,7 @@ class Trainer:
         self._history.ack(step, self.client.generation, attempt, self.client.rank)
 
     async def _until(self, step: int, attempt: str) -> pb.Checkpoint:
-        """Return the save once it has ended; rank 0 seals it once all have acked."""
+        """Return the save once it has ended; rank 0 seals the save once all ranks have acked."""
         sealed = False
         while True:
             self.client.check()
@@ -386,7 +389,7 @@ class Trainer:
             manifest_digest=f"digest-{attempt}",
             size_bytes=1,
         )
-        with suppress(Conflict):  # an earlier request sealed it, and it is committed by now
+        with suppress(Conflict):  # an earlier request sealed the save, and the save is committed by now
             await self._call(request)
 
     async def _wait(self) -> None:

@@ -20,10 +20,11 @@ from tests.sim.faults import FAULTS
 from tests.sim.run import Result, run_seed
 
 HASH_SEED = "0"
-"""Hash seed of str: gives sets of strings one order in every process. With another one, one seed in forty differs."""
+"""Hash seed of str, so that sets of strings have the same order in every process. With another hash seed, one
+simulation seed in forty gives another run."""
 
 NICE = 15
-"""Niceness with which seeds give way to other processes."""
+"""Niceness of processes that give way to others."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
 """The kernel's scheduling group of this process's session, on kernels that schedule by session."""
@@ -134,7 +135,10 @@ class Summary:
 
 @contextmanager
 def pool(jobs: int, *, give_way: bool = True) -> Iterator[ProcessPoolExecutor]:
-    """Open a pool of processes for seeds, with `give_way` on idle CPU time. They end whenever this process ends."""
+    """Open a pool of processes for seeds; with `give_way` they use idle CPU time only.
+
+    They end when this process ends.
+    """
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = HASH_SEED  # the children read it at their start
     context = multiprocessing.get_context("spawn")
@@ -158,15 +162,15 @@ def _begin(give_way: bool) -> None:
     if give_way:
         _give_way()
     gc.collect()
-    gc.freeze()  # only the garbage of seeds is collected from now on, not the objects that exist already
+    gc.freeze()  # from now on the collector skips the objects that exist already, and finds only the garbage of seeds
 
 
 def _give_way() -> None:
     """Use only processor time that other processes leave idle, including those of other sessions.
 
-    If the kernel schedules by session (`autogroup` of sched(7)), niceness counts only within a process's own session. A
-    session that always has work then takes its full share whatever its niceness. That starved the ranks that a torchrun
-    agent starts in their own sessions: they got one hundredth of a core.
+    If the kernel schedules by session (`autogroup` of sched(7)), niceness counts only within a process's own session.
+    A session that always has work then takes its full share, whatever its niceness. Such a session starved the ranks
+    of a torchrun agent, which have sessions of their own: they got one hundredth of a core.
     """
     os.nice(NICE)
     os.setsid()

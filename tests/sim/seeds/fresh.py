@@ -1,7 +1,7 @@
-"""Fresh seeds: each commit draws seeds that no run has tried, so that merges search as well as check.
+"""Fresh seeds: each commit draws seeds that no run has tried, so that each merge also searches for new failures.
 
-They lie far above those that `make soak` counts through. They are consecutive, because the kind of a seed depends on
-its remainders (`is_operated`, `is_kept`, `saves_first`): a block has all kinds.
+Fresh seeds are far above the seeds of `make soak`, which counts up. They are consecutive, so that a block has all
+kinds: the kind of a seed depends on its remainders (`is_operated`, `is_kept`, `saves_first`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.sim.seeds import revisions
 COUNT = 60
 BEGIN = 1_000_000_000
 MANY = 3
-"""After this many failed seeds that also fail on the parent commit, further failures count as older than the change."""
+"""After this many seeds that fail on the parent commit too, all further failures count as older than the change."""
 BLOCKS = 100_000_000
 """Number of blocks of COUNT seeds from which a commit draws."""
 
@@ -36,9 +36,10 @@ class Verdict:
 
 
 def judge(seed: int, wrong: str, holds_on_parent: bool | None, *, older: int = 0) -> Verdict:
-    """Decide whether a failed seed blocks the change: only if it holds on the parent, or there is no parent here.
+    """Decide whether a failed seed blocks the change: only if it passes on the parent, or this clone has no parent.
 
-    `older` other seeds failed on the parent. From MANY on the parent is broken as a whole, and is not tried any more.
+    `older` other seeds failed on the parent. If `older` is MANY or more, the parent counts as broken and is not tried
+    any more.
     """
     again = f"python -m tests.sim --seed {seed} --trace"
     if older >= MANY:

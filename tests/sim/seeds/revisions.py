@@ -15,7 +15,7 @@ from tests.sim.seeds.batch import HASH_SEED
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = ("strata", "tests/sim")
-"""The paths that a seed's run depends on, without the ledger, which such a run may write."""
+"""The paths that a seed's run depends on. The ledger is not among them: a long run may write it."""
 SEED_S = 300.0
 """Time limit for one seed, which takes seconds."""
 HELD, FAILED = 0, 1
@@ -34,13 +34,13 @@ def short(commit: str) -> str:
 
 
 def parent(commit: str, root: Path = ROOT) -> str:
-    """Return the commit that this work started from: HEAD if it has changes, else its parent, or `""`."""
+    """Return the commit before this change: HEAD if there are uncommitted changes, otherwise HEAD's parent, or `""`."""
     name, _, dirty = commit.partition("-")
     return name if dirty else _git(root, "rev-parse", "--verify", "--quiet", f"{name}^")
 
 
 def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
-    """Return whether a seed breaks no promise with the code and the judge of that commit.
+    """Return whether a seed passes with the code and the judge of that commit.
 
     Raises `RuntimeError` as `holds` does.
     """
@@ -57,7 +57,7 @@ def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
 
 
 def holds(tree: Path, seed: int) -> bool:
-    """Return whether a seed breaks no promise in a tree; raise `RuntimeError` if it could not run there."""
+    """Return whether a seed passes in a tree; raise `RuntimeError` if it could not run in the tree."""
     with tempfile.TemporaryDirectory(prefix="seed-") as folder:
         log = Path(folder) / "log"
         child = Child.start(

@@ -1,4 +1,4 @@
-"""The processes of seeds give way to everything else on the machine."""
+"""The processes that run seeds give way to all other processes of the machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sixty seeds that no run has tried before, drawn from the commit.
 
-A seed that fails blocks the change only if it holds on the parent commit. Otherwise the fault is older than the change:
+A failed seed blocks the change only if it passes on the parent commit. Otherwise the fault is older than the change:
 the seed becomes an open line of the ledger (tests/soak/ledger.tsv), and the run reports it.
 """
 

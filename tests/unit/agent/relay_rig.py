@@ -1,4 +1,4 @@
-"""Test rig of the relay: the test acts as the ranks, and a fake session to a replica answers at once."""
+"""Test rig of the relay: the test acts as the ranks, and a fake session to a replica answers immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The address at which other nodes reach this one."""
+"""The address at which other nodes reach this node."""
 
 from __future__ import annotations
 

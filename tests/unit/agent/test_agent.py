@@ -34,7 +34,7 @@ WORLD = WorldUpdate(
 
 @dataclass(slots=True)
 class Upstream:
-    """A session that answers at once with the given outcome, and records its calls."""
+    """A session that answers immediately with the given outcome, and records its calls."""
 
     outcome: BarrierOutcome | Exception = field(default_factory=BarrierOutcome)
     exits: list[tuple[int, int, int, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The join barrier when the session refuses an arrival at once, as the real session does."""
+"""The join barrier, if the session refuses an arrival immediately, as the real session does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ahead:
 
 
 async def test_a_world_that_ended_before_its_barrier_is_not_joined() -> None:
-    """A host that was frozen receives two worlds at once when it resumes."""
+    """After a freeze, a host receives two worlds at the same time."""
 
     async def never() -> None:
         await asyncio.get_running_loop().create_future()

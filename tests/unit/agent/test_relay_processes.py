@@ -1,4 +1,4 @@
-"""For its agent, a rank is one process from its first attachment until that process ends."""
+"""To its agent, a rank is one process, from the rank's first attachment until this process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_rank_belongs_to_one_process_until_that_process_ends(
         rival = await it.dial(2, process=RankProcess(second.pid))
         with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
             await rival.recv()
-        await it.attached(2, pid=first.pid)  # the rank itself attaches anew
+        await it.attached(2, pid=first.pid)  # the rank's own process attaches again
         first.kill()
         first.wait()  # milliseconds
         await it.attached(2, pid=second.pid)
@@ -57,7 +57,7 @@ async def test_another_process_cannot_attach_as_a_live_rank_that_left(
         helper = await it.dial(2, process=RankProcess(second.pid))
         with pytest.raises(Refused, match=f"is process {first.pid}; process {second.pid} is refused"):
             await helper.recv()
-        await it.attached(2, pid=first.pid)  # the rank itself attaches anew
+        await it.attached(2, pid=first.pid)  # the rank's own process attaches again
         assert [process.pid for *_, process in it.processes] == [first.pid], "it is watched all the while"
 
 

@@ -1,4 +1,4 @@
-"""The next start removes the folder of a killed owner. Folders of live owners and foreign folders stay."""
+"""The next start removes the folder of a killed owner, but not folders of live owners or foreign folders."""
 
 from __future__ import annotations
 

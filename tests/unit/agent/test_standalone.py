@@ -1,4 +1,4 @@
-"""The agent of a standalone process: its end and its messages, without any coordinator."""
+"""The agent of a standalone process: when the agent ends, and its messages; without any coordinator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(child, *(pid for pid in agents if int(pid) != child), flush=True)
 time.sleep(1000)
 """
 END_S = 5.0
-"""The limit on a busy machine; an end takes 1 s otherwise."""
+"""The limit on a busy machine; otherwise an agent ends within 1 s."""
 
 
 def watches(agent: int) -> bool:
@@ -75,7 +75,7 @@ def test_an_agent_ends_with_its_process_while_a_child_holds_its_socket(how: str)
 
 
 class Carried:
-    """An agent inside this process, and the session of the standalone process with it."""
+    """An agent inside this process, and the standalone process's session with this agent."""
 
     def __init__(self) -> None:
         ours, theirs = pair()
@@ -107,7 +107,10 @@ def storage_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("storage_refuses")
 async def test_a_process_is_welcomed_and_may_end_while_its_agent_waits_for_storage() -> None:
-    """The welcome ends the wait for a coordinator. The agent still notices the process's end after its many early ticks."""
+    """The welcome ends the wait for a coordinator.
+
+    The agent must notice the process's end even after its many early ticks.
+    """
     carried = Carried()
     for _ in range(Limits().early + 1):
         carried.link.send(Up(tick=Tick()))

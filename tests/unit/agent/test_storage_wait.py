@@ -136,7 +136,10 @@ async def test_the_agent_stops_waiting_for_storage_if_others_finish_the_job(
 @in_virtual_time()
 @pytest.mark.parametrize(("why", "after_s"), [("disk full", 100), (None, 121)])
 async def test_an_agent_joins_after_the_grace_and_logs_it(why: str | None, after_s: int) -> None:
-    """The job may save to another storage by now. The coordinators learn of that only with its next checkpoint."""
+    """The job may save to another storage by now.
+
+    The coordinators get the new storage only with the job's next checkpoint.
+    """
     wait, began_s = Wait(), asyncio.get_running_loop().time()
     wait.why = why
     await asyncio.wait_for(wait.begun(limit_s=100.0), 130)

@@ -1,7 +1,7 @@
 """Synthetic histories for the checkers' tests: a small etcd that counts revisions, and clients' recorded lines.
 
-`good_run` gives every rule of every checker something to judge, and violates none.
-A doctored history is that run with one thing changed.
+`good_run` gives every rule of every checker something to judge, and violates no rule. A doctored history is a good
+run with one change.
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ def train(story: Story, generation: int, pids: tuple[int, int], steps: range, ui
 
 
 def restored_run(storage: Path) -> Story:
-    """Return a good run followed by a loss and a restore of etcd; the job continues from step 20."""
+    """Return a good run and then a loss and a restore of etcd; the job continues from step 20."""
     story = good_run(storage)
     committed = json.loads([e["value"] for e in story.events(SLOT_20.removeprefix(JOB))][-1])
     acks = {

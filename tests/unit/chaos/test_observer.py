@@ -1,4 +1,4 @@
-"""The observer misses no event, across lost connections and its own death; after a compaction it reports a gap."""
+"""The observer misses no event if connections are lost or it is killed; after a compaction it reports a gap."""
 
 from __future__ import annotations
 

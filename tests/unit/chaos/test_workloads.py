@@ -1,4 +1,4 @@
-"""The workloads' choices depend only on the seed, and are the same in all ranks of a generation."""
+"""The workloads' choices must depend only on the seed, and be the same in all ranks of a generation."""
 
 from __future__ import annotations
 

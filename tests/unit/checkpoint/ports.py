@@ -1,8 +1,8 @@
-"""A fake control plane: only the catalog's rows of the request table, and the ranks' ports to it.
+"""A fake control plane, which answers only the catalog's rows of the request table, and the ranks' ports to it.
 
-It answers as a replica does: decisions settle on the in-memory keyspace, the commit follows by
-itself, and every change is pushed to every rank. It can be down, lose pushes, and lose the answer
-to a request that took effect.
+It answers as a replica does: a request's transactions run on an in-memory keyspace, the commit follows by itself, and
+every change is pushed to every rank. The fake can be down, lose pushes, and lose the answer to a request that took
+effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ LEASE = 7
 
 
 class Rounds:
-    """The rounds of barriers: released when all ranks have arrived, broken for all ranks when one is late."""
+    """The rounds of barriers.
+
+    A round is released when all ranks have arrived, and broken for all ranks if one rank is late.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -90,7 +93,7 @@ class Cluster:
         self.on_call: Callable[[Message], None] = lambda request: None
 
     def take(self, job: Job) -> None:
-        """Answer from this job's keys from now on."""
+        """From now on answer from this job's keys."""
         self.job = job
         rows: Any = _Replica(job.store)
         self.measures: Measures = rows.measures
@@ -110,7 +113,7 @@ class Cluster:
         )
 
     def copy(self) -> Cluster:
-        """Return a control plane with this one's keys as they are now: a snapshot."""
+        """Return a control plane with a copy of the present keys: a snapshot."""
         made = Cluster(a=1)
         made.take(copy.deepcopy(self.job))
         return made

@@ -1,4 +1,4 @@
-"""Several ranks that save one step together, each in its own thread, over the catalog's real decisions."""
+"""Several ranks that save one step together, each in its own thread; the catalog's real code answers them."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def catalogs_of(cluster: Cluster, count: int) -> list[CoordinatedCatalog]:
 
 
 class Ranks:
-    """`count` ranks; `ends` has the result of each rank's save, `on_step` receives their steps.
+    """`count` ranks. `ends` has the result of each rank's save; `on_step` is called at each step of a save.
 
-    Each rank holds a refused save for `grace_s`, by its own entry of `retries`.
+    After a refusal by storage, each rank retries its save for `grace_s`, as its own entry of `retries` prescribes.
     """
 
     def __init__(

@@ -19,10 +19,11 @@ class FakeCluster:
         self.silent = set(silent)
         self.leader_id = 1
         self.electing = 0
-        """The number of further status calls in which members know no leader."""
+        """In so many further status calls members know no leader."""
         self.calls: list[str] = []
         self.failing: dict[str, list[StrataError]] = {}
-        """The errors that the next calls of a method raise, one each; with `lost`, the call takes effect first."""
+        """The errors of the next calls of a method, one for each call; with `lost`, the call takes effect before its
+        error."""
         self.lost = False
         self.alarms_on: list[Alarm] = []
         self.shrinking: dict[int, list[int]] = {}
@@ -45,7 +46,7 @@ class FakeCluster:
         return cast(EtcdStore, FakeStore(self))
 
     def _fail(self, method: str, effect: Callable[[], object]) -> None:
-        """Apply the effect; or raise the next error, with the effect only if `lost` is set."""
+        """Apply the effect, or raise the next error; after the effect if `lost` is set."""
         if errors := self.failing.get(method):
             if self.lost:
                 effect()

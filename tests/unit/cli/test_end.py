@@ -1,4 +1,4 @@
-"""No end of a command prints a traceback."""
+"""However a command ends, it must print no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint managers with a control plane in memory, and damage to the files they saved."""
+"""Checkpoint managers with a control plane in memory, and functions that damage the saved files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted coordinator over links in memory: it does what a test prescribes, and records every message."""
+"""A scripted coordinator over links in memory: a test decides what it sends, and it records what it receives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FakeReplica:
         self.board.hang_up(self.address)
 
     def send(self, down: Down) -> None:
-        """Send to the client that connected last."""
+        """Send a message to the client that connected last."""
         self.links[-1].send(down)
 
     def world(self, generation: int, *, rank: int | None = 0, size: int = 2, **more: Any) -> None:
@@ -105,7 +105,7 @@ class FakeReplica:
                 await self._news.wait()
 
     async def next(self, kind: str, *, after: int = 0) -> Any:
-        """Return message number `after` (from 0) of this kind, once it is received."""
+        """Return message number `after` (counted from 0) of this kind, once it is received."""
         await self.until(lambda: len(self.all(kind)) > after)
         return self.all(kind)[after]
 

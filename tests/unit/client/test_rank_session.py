@@ -1,4 +1,4 @@
-"""When a rank learns that its agent has ended."""
+"""How soon a rank detects that its agent has ended."""
 
 from __future__ import annotations
 

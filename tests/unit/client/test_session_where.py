@@ -1,4 +1,4 @@
-"""Which replica serves a session: when the session leaves one, and how soon another serves it."""
+"""Which replica serves a session: when the session leaves a replica, and how soon another serves it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_lost_replica_is_left_for_another_within_100_ms(r: Rig) -> None:
 
 @in_rig(rig, 3)
 async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may(r: Rig) -> None:
-    """The lost replica counts one second of grace, and the member must be back within it."""
+    """The lost replica waits one second of grace, and the member must be back within this second."""
     before = r.serving
     frozen, well = r.others
     frozen.board.block("client", host_of(frozen.address))
@@ -74,7 +74,7 @@ async def test_a_session_finds_the_first_returning_replica_in_time(
 ) -> None:
     """The lost replica's list of ready replicas may be outdated: one replica alone may return, and lead.
 
-    From its return on, it deletes members that no replica has served for 5 s (PROTOCOLS 5.4).
+    From its return on, this replica deletes members that no replica has served for 5 s (PROTOCOLS 5.4).
     """
     async with rig(3, seed=seed) as r:
         for replica in r.replicas:
@@ -208,7 +208,7 @@ def now() -> float:
 
 
 def unready(replica: FakeReplica) -> None:
-    """Let a replica report itself unready, and refuse a hello that asks for a ready replica."""
+    """Make a replica report itself unready, and refuse each hello that requires a ready replica."""
     replica.ready = False
     replica.refuse_hello = errors.Unavailable("this replica is not ready")
 
@@ -265,7 +265,10 @@ async def test_a_session_leaves_a_replica_that_dies_during_its_probe(r: Rig) -> 
 async def test_a_probe_with_a_sent_hello_continues_after_the_first_replica_recovers(
     r: Rig,
 ) -> None:
-    """The probed replica may serve the member by now. Without a transport it would delete the key after the grace."""
+    """The probed replica may serve the member by now.
+
+    If the transport were closed, the replica would delete the key after the grace.
+    """
     before = r.serving
     for other in r.others:
         other.welcoming = False
@@ -283,7 +286,7 @@ async def test_a_probe_with_a_sent_hello_continues_after_the_first_replica_recov
 
 @in_rig(rig, 6)
 async def test_a_replica_with_a_pending_hello_is_tried_first_after_a_lost_connection(r: Rig) -> None:
-    """The first replica lets go because the probed one took the key, and reports that before the other's welcome."""
+    """The probed replica took the key. The first replica reports its session's end before the welcome comes."""
     before = r.serving
     for other in r.others:
         other.welcoming = False

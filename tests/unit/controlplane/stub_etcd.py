@@ -1,4 +1,4 @@
-"""A fake etcd of three members in memory, for `back_up`: its keys are real, its database has a few KiB."""
+"""A fake etcd of three members in memory, for `back_up`. It stores keys as etcd does; its database has a few KiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One backup, with an etcd in memory and a real folder: when it counts, and the files left by a failure."""
+"""One backup, with an etcd in memory and a real folder: when the backup counts, and the files that a failure leaves."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_denied_backup_names_the_missing_root_role(etcd: StubEtcd, place: Fold
 def test_a_snapshot_of_a_cluster_that_is_being_restored_does_not_count(
     etcd: StubEtcd, place: FolderPlace, by_then: str
 ) -> None:
-    """A restore begins just before the member takes the snapshot, which may hold half of the keys and no uid."""
+    """A restore begins just before the member takes the snapshot, which may have half of the keys and no uid."""
 
     def restore_begins() -> None:
         removed = Txn(success=(Delete(key=KEYS.uid),))

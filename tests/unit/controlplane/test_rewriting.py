@@ -1,4 +1,4 @@
-"""Rewriting the keys under a fence, despite interruptions and writes in between."""
+"""Rewriting the keys under a fence, with interruptions and with writes in between."""
 
 from __future__ import annotations
 
@@ -229,7 +229,10 @@ def test_of_two_restores_the_later_takes_over_and_the_earlier_stops() -> None:
 
 
 def test_a_plan_made_before_another_restore_is_not_written() -> None:
-    """Two operators plan a restore. The first one finishes, and a job commits. Then the second operator confirms."""
+    """Two operators plan a restore.
+
+    The first operator's restore finishes, and a job commits. Then the second operator confirms.
+    """
 
     async def work() -> None:
         rig = Rig()

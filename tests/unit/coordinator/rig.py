@@ -29,7 +29,7 @@ _Made = ParamSpec("_Made")
 def in_rig(
     made: Callable[_Made, AbstractAsyncContextManager[_Rig]], *args: _Made.args, **options: _Made.kwargs
 ) -> Callable[[Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]], Callable[_P, None]]:
-    """Make an `async def` test run in virtual time, with a rig of its own as its first argument."""
+    """Make an `async def` test run in virtual time, with a new rig as its first argument."""
 
     def decorate(test: Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]) -> Callable[_P, None]:
         async def within(*given: _P.args, **named: _P.kwargs) -> None:
@@ -68,10 +68,10 @@ def now() -> float:
 
 
 class Scripted(PromptNetwork):
-    """A network with scripted fates, which records its calls and delays watches by `watch_s`.
+    """A network whose calls have scripted fates (delivered, lost, late).
 
-    A call that `meets` matches, by default an execute, gets the next fate of `fates`. All other calls, and all calls
-    once the list is used up, get the fate that `fate` returns.
+    It records its calls and delays watches by `watch_s`. A call that `meets` matches, by default an execute, gets the
+    next fate of `fates`. All other calls, and all calls once the list is used up, get the fate that `fate` returns.
     """
 
     def __init__(
@@ -125,7 +125,10 @@ def writes(call: Call, key: str) -> bool:
 
 
 class Moment:
-    """The first call that `matches` and takes effect: `act` runs then, once, before any watch or caller knows of it."""
+    """The first call that `matches` and takes effect.
+
+    At this moment `act` runs, once, before any watch or caller gets the effect.
+    """
 
     def __init__(self, matches: Callable[[Call], bool]) -> None:
         self.matches = matches

@@ -89,14 +89,14 @@ class Node(MemoryReplica):
             await self.context.mirror.wait_until(what)
 
     async def settle(self, decide: Callable[[JobView], Decision], **options: Any) -> None:
-        """Execute the decision of `decide` on the job."""
+        """Execute the transactions that `decide` returns for the job."""
         await self.context.executor.settle(lambda view: decide(JobView(view, JOB)), **options)
 
 
 class Cluster:
     """Replicas on one store, and one job with `members` members.
 
-    Replicas of an `idle` cluster serve no member: there, members are only keys (`register`, `leave`).
+    Replicas of an `idle` cluster serve no member: the members of such a cluster are only keys (`register`, `leave`).
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Cluster:
         return [node for node in self.nodes.values() if node.alive]
 
     async def ready(self) -> None:
-        """Return once every replica serves, and counts every other one as ready."""
+        """Return once every replica serves, and counts every other replica as ready."""
         everybody = {node.context.instance for node in self.alive}
         async with asyncio.timeout(LIMIT_S):
             for node in self.alive:
@@ -170,7 +170,7 @@ class Cluster:
         await node.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
     async def generation(self, node: Node, number: int) -> JobView:
-        """Return the job once `node` sees that generation, which must be its newest."""
+        """Return the job once `node` sees that generation, which must be the job's newest."""
         job = JobView(node.view, JOB)
 
         def there(_view: View) -> bool:

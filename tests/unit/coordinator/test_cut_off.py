@@ -1,4 +1,4 @@
-"""A replica that lost etcd and all peers but not its members: the members find another by themselves (5.5)."""
+"""A replica loses etcd and all peers, but not its members: the members find another replica by themselves (5.5)."""
 
 from __future__ import annotations
 

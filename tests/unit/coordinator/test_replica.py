@@ -266,7 +266,7 @@ def test_leaders_that_come_and_go_leave_one_world(seed: int) -> None:
     scenario()
 
 
-# -- the leader's timer for notices: a notice that ranks ignore ends a while after its grace, under any leader
+# -- the leader's timer for notices: if ranks ignore a notice, the leader (also a new one) acts a while after its grace
 
 GRACE_S = 5.0
 

@@ -1,7 +1,8 @@
 """The leader dies in the middle of a world change, at every transaction boundary, in three ways.
 
-Any of its writes may have taken effect, or take effect later. Its successor still completes exactly the world that was
-due: no generation repeats or is left out, and the keyspace is consistent at every revision.
+Any of the dead leader's writes may have taken effect, or take effect later. The next leader must still complete
+exactly the world that was due: no generation repeats or is left out, and the keyspace is consistent at every
+revision.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tests.unit.core.rig import release
 
 MODES = ("unsent", "unanswered", "late")
 LATE_S = 15.0
-"""Seconds of delay: longer than a successor's election and its new world take."""
+"""Delay in seconds: longer than the next leader's election and its new world take."""
 DUE_S = 60.0
 MEMBERS = 5
 
@@ -89,7 +90,7 @@ class Failpoint(PromptNetwork):
             self._kill(cut=True)
 
     def _kill(self, *, cut: bool) -> None:
-        """End the replica as SIGKILL would; requests under way still arrive unless `cut`."""
+        """End the replica as SIGKILL would. Requests under way still arrive, unless `cut`."""
         self.fired = True
         assert self._node is not None
         assert self._node.task is not None
@@ -152,7 +153,8 @@ class Play:
         )
 
     async def stop(self, action: StopAction, *workers: str) -> None:
-        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))  # or the leader would not wait for ranks
+        # without this release the leader would not wait for ranks
+        self.fleet.store.execute(release(JOB, BEGIN_BARRIER))
         request = StopRequest(action=action, reason="asked", workers=tuple(map(WorkerId, workers)))
         await self.settle(lambda job: decide_stop(job, request))
 
@@ -268,7 +270,7 @@ def test_a_leader_that_dies_in_a_world_change_leaves_one_world(name: str, mode: 
 
 
 def _dies(change: Change, mode: str, at: int) -> bool:
-    """Kill the leader at its `at`-th write of this change; tell whether it made that many."""
+    """Kill the leader at its `at`-th write of this change; return whether it made so many writes."""
     fired = False
 
     @in_virtual_time()

@@ -1,4 +1,4 @@
-"""A job in one world, and its saves, made by the pure decisions alone."""
+"""A job in one world, and its saves, made by the core's pure functions alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Job:
         )
 
     def commit(self) -> list[CheckpointRecord]:
-        """Commit what is complete, as every replica does on a change; return the committed records."""
+        """Commit all complete saves, as every replica does on a change; return the committed records."""
         for entry in self.store.job().checkpoints():
             decision = decide_commit(self.store.job(), entry)
             assert decision.refusal is None

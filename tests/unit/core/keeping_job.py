@@ -1,4 +1,4 @@
-"""A job with checkpoints, and their maintenance after the commit, by the pure decisions alone."""
+"""A job with checkpoints, and their maintenance after the commit, made by the core's pure functions alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KeptJob(Job):
         assert self.store.problems() == []
 
     def delete(self, step: int, *, finished: bool = False, **more: Any) -> None:
-        """Mark a checkpoint deleted; if `finished`, remove its record, as after the removal of its bytes."""
+        """Mark a checkpoint deleted. If `finished`, also remove its record, as after the removal of its bytes."""
         which = {"step": step, "attempt": f"x{step}", "finished": finished, **more}
         self.store.settle(lambda job: decide_delete(job, **which))
         self.sound()

@@ -1,4 +1,4 @@
-"""A job with a history of which only an older etcd backup and the storage are left."""
+"""A job after a loss of etcd: only an older backup of etcd and the storage are left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Predecessor = tuple[int, int, str]
 
 
 class LostJob(KeptJob):
-    """A job that remembers each marker in storage; `found` returns the result of a search now."""
+    """A job that remembers each marker in storage; `found` returns the result of a search at this moment."""
 
     def __init__(self, *steps: int, **slots: int) -> None:
         self.predecessors: dict[str, Predecessor | None] = {}
@@ -114,7 +114,10 @@ def found_of(
 
 
 def restored(base: Mapping[str, bytes], found: Found, *, now_unix_ms: int = 7) -> tuple[RestoredKeys, Store]:
-    """Complete a keyspace, load it into another etcd; assert it is sound and a second completion is a no-op."""
+    """Complete a keyspace and load it into another etcd.
+
+    Assert that it is sound and that a second completion changes nothing.
+    """
     result = complete(KEYS, base, found, why=WHY, now_unix_ms=now_unix_ms)
     store = Store()
     for key, value in result.values.items():

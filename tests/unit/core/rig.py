@@ -50,7 +50,7 @@ class Store:
 
     @property
     def live(self) -> JobView:
-        """The job now; the view changes with the next write, so read it at once."""
+        """The present state of the job. The next write changes it, so read it before that."""
         return JobView(self._live, JOB)
 
     @property
@@ -212,7 +212,7 @@ def released(
 
 
 def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Collection[int] = ()) -> None:
-    """Write the keys of the ranks' meetings that agree on a last step; the ranks in `past` were past it."""
+    """Write the keys of the ranks' meetings that agree on a last step; the ranks in `past` had begun a later step."""
     head = not_none(store.live.head()).record
     proposals = {rank: Agreement(begun=step).propose() for rank in range(head.size)}
     answers = {
@@ -223,7 +223,7 @@ def agreed(store: Store, step: int, verdict: Verdict = Verdict.SAVE, *, past: Co
 
 
 def plan(store: Store, epoch: int, *, settled: bool = False, request_ages_s: float = 0.0) -> WorldPlan:
-    """Plan as a leader that has known of every request to leave for `request_ages_s`."""
+    """Plan as a leader that has seen every request to leave for `request_ages_s` seconds."""
     known = dict.fromkeys(requests.revisions(store.live), request_ages_s)
     return plan_world(
         store.live,
@@ -249,7 +249,7 @@ def carry_out(store: Store, epoch: int, *, settled: bool = False, request_ages_s
 
 
 def author_of(job: JobView, rank: int) -> Author:
-    """Return `rank` of the current world as the author of a request."""
+    """Return the author of a request by `rank` of the current world."""
     world = not_none(job.world())
     member = world.member_of(rank)
     return Author(

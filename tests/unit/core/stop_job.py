@@ -35,7 +35,7 @@ class Job:
         released(self.store, BEGIN_BARRIER, self.head.generation)
 
     def agree(self, step: int, verdict: Verdict = Verdict.SAVE) -> None:
-        """Have the current generation's ranks agree on a last step."""
+        """Make the current generation's ranks agree on a last step."""
         agreed(self.store, step, verdict)
 
     def join(self, name: str) -> None:

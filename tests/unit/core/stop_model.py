@@ -4,10 +4,10 @@ Every event that can happen next is a move:
 
     notice      the leader writes a scale notice, as a member has joined; then an operator's request widens it
     rank        receives the notice, arrives at a meeting, takes its outcome, begins or finishes a step (together
-                with the others), saves its part, leaves, is ended by its agent after the next head, dies
+                with the other ranks), saves its part, leaves, is ended by its agent after the next head, dies
     outcome     of a meeting at which all have arrived, or can no longer all arrive: written once, durable
     commit      of the step that all ranks have saved
-    loss        of all coordinators: arrivals are lost, and sent again when one is back; written keys stay
+    loss        of all coordinators: arrivals are lost, and sent again when a coordinator is back; written keys stay
     head        the leader ends the generation
 
 `faults` are planted: each breaks a rule of the protocol, and the search must find it.
@@ -60,8 +60,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Possible events. `late`: the leader may stop waiting at any moment; `deadlines`: ranks leave at their deadlines;
-    `exits`: rank 0 exits with 75 by itself before a world of another size; `cannot`: rank 0 can save nothing."""
+    """Which events are possible.
+
+    `late`: the leader may stop waiting at any moment; `deadlines`: ranks leave at their deadlines; `exits`: rank 0
+    exits with 75 by itself before a world of another size; `cannot`: rank 0 can save nothing.
+    """
 
     last: int = 3
     begun: int = 1
@@ -97,7 +100,7 @@ def decided(model: Model) -> list[Decision]:
 
 
 def moves(model: Model, rules: Rules) -> Iterator[Model]:
-    """Yield the state after each possible event. The head is the end: ranks do nothing new before they are ended."""
+    """Yield the state after each possible event. After the head ranks do nothing new until their agents end them."""
     if model.head is not None:
         return
     for index, rank in enumerate(model.ranks):
@@ -219,7 +222,7 @@ def ends(model: Model, rules: Rules) -> bool:
     if not model.notice or all(rank.end == "done" for rank in model.ranks):
         return False
     if model.notice == SCALE and any(rank.end == "done" for rank in model.ranks):
-        return False  # it is about to finish
+        return False  # this rank is about to finish
     if rules.late or model.committed or any(not one.save for one in decided(model)):
         return True
     leavers = [rank for index, rank in enumerate(model.ranks) if leaves(model.notice, index)] or model.ranks

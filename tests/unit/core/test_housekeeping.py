@@ -116,7 +116,7 @@ def test_a_generations_restore_point_stays_while_it_supersedes_a_record(aged: Ag
     assert aged.store.job().restored(2) == 20
     checkpoint(
         aged.store, 40, generation=1, state=CheckpointState.COMMITTED
-    )  # a save of generation 1 beyond the restored step, still in storage
+    )  # a save of generation 1 after the restored step; it is still in storage
     aged.next_generation()
     aged.store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
     aged.store.put(JOB.stopped_rank(2, 0), RankStopped(worker=WorkerId("w0")))

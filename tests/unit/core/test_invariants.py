@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
     ),
     "ends without a head": (lambda s: s.delete(JOB.head), "and there is no head"),
     "a world without a spec": (lambda s: s.delete(JOB.spec), "it has a world and no spec"),
-    # the ends of ranks
+    # exits of ranks
     "done and failed": (
         lambda s: s.put(JOB.failed_rank(2, 0), RankFailed(reason="r", worker=WorkerId("w0"))),
         r"ranks \[0\] ended in two ways",

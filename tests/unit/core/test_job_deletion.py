@@ -1,4 +1,4 @@
-"""Deletion of a job: all keys in one step, and never while a member or reader uses the job."""
+"""Deletion of a job: all keys must go in one step, and never while a member or reader uses the job."""
 
 from __future__ import annotations
 

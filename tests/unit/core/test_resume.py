@@ -106,7 +106,7 @@ def test_a_job_restarted_with_new_restores_nothing_and_keeps_its_checkpoints(sto
 
 
 def test_a_late_save_of_the_previous_run_is_not_restored_by_a_new_run() -> None:
-    """Its last ack arrives after the job's new start and before the first new world."""
+    """The save's last ack arrives after the job's new start and before the first new world."""
     job = SavingJob()
     job.save(20)
     record = job.begin(step=40, attempt="late")

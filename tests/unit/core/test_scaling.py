@@ -1,4 +1,4 @@
-"""Scaling, a change of the spec while a job trains; and the history kept of past generations."""
+"""Scaling (a change of the spec while a job trains), and the history of past generations."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ async def test_an_action_with_an_unsupported_field_is_refused(shown: Shown) -> N
 async def test_a_deletion_that_removes_the_record_at_once_succeeds(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork has no bytes of its own, so its record is deleted at once (PROTOCOLS 8.6)."""
+    """A fork has no bytes of its own, so its record is deleted immediately (PROTOCOLS 8.6)."""
 
     async def delete(_name: str, _request: Any, _identity: Any) -> None:
         shown.remove(KEYS.job("gpt").checkpoint(7, 1))

@@ -49,7 +49,8 @@ def test_each_sample_comes_once_across_a_change_of_world_size(length: int, world
     rest = steps(sampler, world, done=done)
     seen = [i for step in first + rest for i in step]
     assert len(seen) == len(set(seen))
-    assert length - len(seen) < max(world, 3)  # only a last batch that is too small for the world is left out
+    # only the last batch is left out, if it is too small for the world
+    assert length - len(seen) < max(world, 3)
 
 
 def test_the_weights_of_a_step_are_those_of_its_samples() -> None:

@@ -1,8 +1,8 @@
 """Fuzz the readers of documents: `python -m tests.unit.documents.fuzz TARGET SECONDS FIRST_SEED FOLDER`.
 
-The search is a process of its own, so that its memory is that of the readers. On success it exits with 0 and prints a
-summary as JSON. It ends with a traceback and the example if a call raises anything but `StrataError` or takes above
-5 s, or if the process takes more than `MAX_RSS_BYTES`.
+The search has its own process, so that the process's memory is that of the readers. On success it exits with 0 and
+prints a summary as JSON. It ends with a traceback and the example in three cases: a call raises another error than
+`StrataError`, a call takes above 5 s, or the process takes more than `MAX_RSS_BYTES`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ from tests.unit.documents import hostile
 
 MAX_CALL_S = 5.0
 MAX_RSS_BYTES = 400 << 20
-"""The imports take 75 MB. The largest document within the limits, with its parsed values, takes 220 to 235 MB, depending
-on the allocator."""
+"""The imports take 75 MB.
+
+The largest document within the limits, with its parsed values, takes 220 to 235 MB, depending
+"""
 EXAMPLES = 20
 
 NEWEST = "step-000000000030-*"
@@ -98,7 +100,7 @@ def _save_three(root: Path, *, with_rng: bool) -> None:
 
 
 def of_root(judge: Judge, folder: Path) -> Round:
-    """Restore from, verify, list and save into a root of three checkpoints whose newest is hostile."""
+    """Restore from, verify, list and save into a storage root of three checkpoints; the newest is hostile."""
     for whole, with_rng in ((folder / "whole", False), (folder / "with-rng", True)):
         _save_three(whole, with_rng=with_rng)
     root = folder / "root"
@@ -161,7 +163,7 @@ def of_root(judge: Judge, folder: Path) -> Round:
 
 
 def of_manifests(judge: Judge, folder: Path) -> Round:
-    """Read each kind of document by itself, up to the largest allowed size."""
+    """Read each kind of document separately, up to the largest allowed size."""
     whole = folder / "whole"
     with CheckpointManager(whole) as manager:
         manager.save_state(
@@ -355,7 +357,7 @@ TARGETS: dict[str, Callable[[Judge, Path], Round]] = {
 
 
 def most_rss_bytes() -> int:
-    """Return this program's peak memory. `ru_maxrss` would include that of the process that started it."""
+    """Return this program's peak memory. `ru_maxrss` would include the memory of the process that started this one."""
     (line,) = (
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )

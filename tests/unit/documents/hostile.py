@@ -51,7 +51,7 @@ NUMBERS = (-1, 0, 1, 7, 2**31, 2**50, 10**12, 2**63 - 1, 2**63, 2**64, 10**400, 
 
 
 def values() -> st.SearchStrategy[Any]:
-    """Generate any value, for the place of any other."""
+    """Generate any value, to replace any other value."""
     scalars = (
         st.none()
         | st.booleans()
@@ -73,7 +73,7 @@ def values() -> st.SearchStrategy[Any]:
 
 
 def to_json(body: Any) -> bytes:
-    """Return JSON with each "@@N@@" replaced by `RAW[N]`, so that an example of hypothesis holds no long text."""
+    """Return JSON with each "@@N@@" replaced by `RAW[N]`, so that hypothesis's examples contain no long text."""
     text = json.dumps(body)
     for number, raw in enumerate(RAW):
         text = text.replace(f'"@@{number}@@"', raw)

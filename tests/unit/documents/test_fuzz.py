@@ -1,6 +1,6 @@
 """Search for documents that break Strata: 20 s in all, or the time of STRATA_FUZZ_S (600 for 10 minutes).
 
-Each target runs in a process of its own, whose memory is measured. STRATA_FUZZ_SEED is the first seed.
+Each target runs in its own process, and the memory of this process is measured. STRATA_FUZZ_SEED is the first seed.
 """
 
 from __future__ import annotations

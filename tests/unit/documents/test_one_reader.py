@@ -1,4 +1,4 @@
-"""Only `strata.documents` parses and reads documents, within limits; no other module of `strata/` does."""
+"""Only `strata.documents` may parse and read documents, within limits; no other module of `strata/` may."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALLOWED = {
     "cli/checkpoints/copying.py": "a file that becomes a checkpoint, byte for byte",
     "launch/warm/script_imports.py": "the user's own program",
 }
-"""The modules that may parse or read by themselves, with the data they read."""
+"""Exceptions: the modules that may parse or read by themselves, with the data that they read."""
 
 
 def readings(source: str) -> list[int]:

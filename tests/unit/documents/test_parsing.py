@@ -48,7 +48,7 @@ def test_json_within_the_limits_is_parsed_unchanged(value: Any, ascii_only: bool
 
 @given(st.text(alphabet='[]{}"\\,: a\n'))
 def test_the_json_parser_never_nests_deeper_than_the_limit(text: str) -> None:
-    """This includes invalid JSON: the parser fails before it reaches the text that the check takes for a string."""
+    """This includes invalid JSON: the parser fails before it reaches the text that the check considers a string."""
     try:
         check_json(text.encode(), Limits(size_bytes=1000, depth=2, values=1000))
     except ValueError:

@@ -36,7 +36,7 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 
 
 class Session:
-    """One stream that a client opened. A test reads its requests, sends answers, and ends it."""
+    """One stream that a client opened. A test reads the client's requests, sends answers, and ends the stream."""
 
     def __init__(self, metadata: dict[str, str]) -> None:
         self.metadata = metadata
@@ -90,7 +90,7 @@ class FakeEtcd:
         self._serve("Cluster", MemberList=cluster_pb2.MemberListRequest)
         self._serve("Auth", Authenticate=auth_pb2.AuthenticateRequest)
         self.snapshot: Callable[[Any], AsyncIterator[bytes]] | None = None
-        """Yields the pieces of a snapshot; it is called with the call's context."""
+        """Takes the call's context; yields the pieces of a snapshot."""
         self._serve_snapshot()
         self._serve_stream("Watch", "Watch", watch_pb2.WatchRequest, self.watches)
         self._serve_stream("Lease", "LeaseKeepAlive", lease_pb2.LeaseKeepAliveRequest, self.renewals)

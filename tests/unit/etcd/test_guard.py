@@ -37,7 +37,7 @@ def test_the_minimum_revision_is_fixed_when_the_request_is_sent() -> None:
     guard = seen(Answer(100))
     sent = guard.floor
     guard.admit(Answer(101), sent, "e1", linearizable=True)
-    guard.admit(Answer(100), sent, "e1", linearizable=True)  # a later answer overtook this one
+    guard.admit(Answer(100), sent, "e1", linearizable=True)  # a later answer overtook this answer
     assert guard.revision == 101
 
 

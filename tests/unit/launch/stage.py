@@ -55,7 +55,7 @@ class FakeUpstream:
     calls: asyncio.Queue[tuple[Message, asyncio.Future[Message]]] = field(default_factory=asyncio.Queue)
     left: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     deaf: asyncio.Event | None = None
-    """If not None, the session confirms reports only once this event is set."""
+    """If set, the session confirms reports only after this event."""
 
     async def arrive(self, arrival: Arrival) -> BarrierOutcome:
         outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()

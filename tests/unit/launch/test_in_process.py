@@ -69,7 +69,7 @@ async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
 
 
 async def test_a_job_that_is_paused_keeps_no_process() -> None:
-    """The processes would hold the memory of devices, which may be given to other jobs meanwhile."""
+    """The processes would keep devices' memory in use, and other jobs may get these devices meanwhile."""
     async with stage(*FOREVER, **in_process()) as it:
         await it.enter(update(1, slots=2))
         before = pids(it)

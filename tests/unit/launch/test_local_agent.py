@@ -249,7 +249,7 @@ async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
 @pytest.mark.parametrize("when", ["before any world", "at the barrier"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGTERM, 75)])
 async def test_a_signal_is_obeyed_while_waiting(when: str, number: int, status: int) -> None:
-    """A member that is preempted before its ranks started is requeued, whatever its command is."""
+    """A member that is preempted before its ranks started must be requeued, whatever its command is."""
     async with stage("true") as it:
         if when == "at the barrier":
             it.local_agent.on_world(update(1))

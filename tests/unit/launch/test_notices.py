@@ -265,7 +265,7 @@ async def test_a_rank_about_to_announce_graceful_stop_is_waited_for(stopped: Any
 
 
 async def test_a_notice_requested_by_the_ranks_themselves_counts() -> None:
-    """The agent passed the signal on to its ranks, and they reached a coordinator when the agent could not."""
+    """The agent passed the signal on to its ranks, and the ranks reached a coordinator although the agent could not."""
     async with stage(*shell("trap 'exit 75' TERM; while :; do sleep 0.1; done")) as it:
         _, answer = await signalled(it, TERM)
         it.local_agent.on_world(update(1, revision=101, notice=notice()))
@@ -323,7 +323,10 @@ async def test_without_a_notice_the_signal_is_handed_on() -> None:
 
 
 async def test_an_undelivered_stop_request_is_sent_again_once_a_coordinator_returns() -> None:
-    """Its ranks have ended meanwhile. Without the report, this member counts as dead, and its generation as failed."""
+    """The agent's ranks have ended meanwhile.
+
+    Without the report, this member would count as dead, and its generation as failed.
+    """
     async with stage(*FOREVER) as it:
         _, answer = await signalled(it, TERM)
         answer.set_exception(Unavailable("no coordinator"))

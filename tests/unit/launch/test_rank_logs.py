@@ -17,7 +17,7 @@ def names(folder: Path) -> list[str]:
 
 
 def begun(logs: RankLogs, generation: int, rank: int) -> RankLog:
-    """Open the log of a new process of a rank, and write the rank and its generation to it."""
+    """Open the log of a new process of a rank, and write the rank and its generation to the log."""
     log = logs.new(generation, rank)
     assert log is not None
     logs.begun(rank, log)

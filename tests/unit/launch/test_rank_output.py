@@ -1,4 +1,4 @@
-"""Output of ranks goes through the agent: no line is lost, and no wait is endless."""
+"""Output of ranks passes through the agent: no line may be lost, and no wait may be endless."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LIMIT_S = 20.0
 
 
 class Wires:
-    """Two pipes in place of this command's stdout and stderr. Threads read them, from the start unless `read` is False."""
+    """Two pipes in place of this command's stdout and stderr.
+
+    Threads read them, from the start unless `read` is False.
+    """
 
     def __init__(self, *, read: bool = True) -> None:
         self._ends = [os.pipe(), os.pipe()]

@@ -68,7 +68,7 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
 
 
 async def test_a_rank_stopped_on_request_counts_as_stopped_whatever_its_exit_code() -> None:
-    """Its exit code alone would count as finished, and finish a job whose ranks are all preempted, or as a failure."""
+    """By its exit code alone the rank would count as failed or as finished, and a preempted job could be done."""
     async with started(3, "sh", "-c", "[ $RANK = 4 ] && kill -SEGV $$; exit $((RANK - 2))") as (group, ended):
         for rank in (2, 3, 4):
             group.note_stopped(rank)

@@ -1,4 +1,4 @@
-"""The status line of `strata run`: its text, and the output of others around it."""
+"""The status line of `strata run`: its text, and other output around it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def printed(progress: RunProgress, width: int = 100, now_s: float = 20.0) -> str
 
 
 def received(*, target: bool = True) -> RunProgress:
-    """Return the progress after 20 s, in which each of two ranks made 5 steps a second; rank 1 is one step behind."""
+    """Return the progress after 20 s. Each of two ranks made 5 steps a second, and rank 1 is one step behind."""
     progress = RunProgress("gpt")
     progress.begin(3)
     for second in range(21):

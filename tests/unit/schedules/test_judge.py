@@ -1,4 +1,4 @@
-"""The judge of schedules accepts a good history, and rejects each doctored one."""
+"""The judge of schedules must accept a good history, and reject each doctored history."""
 
 from __future__ import annotations
 

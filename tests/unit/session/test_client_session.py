@@ -320,7 +320,10 @@ async def test_a_leave_is_sent_to_the_next_replica_if_the_first_one_dies(r: Rig)
 async def test_leaving_succeeds_if_the_next_replica_does_not_know_the_member(
     r: Rig, refusal: errors.StrataError
 ) -> None:
-    """The first replica removed the member and died before it answered. The job is done, so this is no failure."""
+    """The first replica removed the member and died before it answered.
+
+    The job is done, so the missing member is no failure.
+    """
     leaving = asyncio.create_task(r.session.leave("done"))
     await r.serving.next("leave")
     r.others[0].refuse_hello = refusal

@@ -1,4 +1,4 @@
-"""Framed messages over a real socket pair: the promises of a link, and its behaviour with a bad or slow peer."""
+"""Framed messages over a real socket pair: the guarantees of a link, and its behaviour with a bad or slow peer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def _no_group_of_several(context: RankContext, *, arm: Callable[[], None]) -> bo
 def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Initialise no process group of several ranks, even if an earlier test imported torch.
 
-    A group of one rank is destroyed after the test: a preempted rank leaves that to the end of its process.
+    A group of one rank is destroyed after the test, because a preempted rank does not destroy it: its process would
+    end.
     """
     monkeypatch.setattr("strata.training.restore.ensure_group", _no_group_of_several)
     yield
@@ -35,9 +36,9 @@ def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def workers_of_a_fork_server() -> Iterator[None]:
     """Fork data-loader workers from a server process without threads.
 
-    pytest's process has threads of earlier tests. A worker forked from it inherits every lock that such a
-    thread holds, and may wait for it for ever. Workers forked from a trainer are tested in
-    `tests/integration`, each trainer in a process of its own.
+    pytest's process has threads of earlier tests. A worker forked from pytest's process inherits every lock that such
+    a thread holds, and may wait for the lock forever. `tests/integration` tests workers that are forked from a
+    trainer; each trainer has its own process.
     """
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("forkserver", force=True)
@@ -53,7 +54,7 @@ def nobody_leaves_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def signals_are_given_back() -> Iterator[None]:
-    """Fail a test that leaves a preemption signal's handler: a second signal of a later test would end pytest."""
+    """Fail a test that leaves its preemption handler installed: a second signal in a later test would end pytest."""
     before = [signal.getsignal(number) for number in PREEMPT_SIGNALS]
     yield
     assert [signal.getsignal(number) for number in PREEMPT_SIGNALS] == before

@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 
 
 class Room:
-    """A world of `size` ranks. Its barriers are released, time out and break as real ones do."""
+    """A world of `size` ranks. Its barriers are released, time out and break as real barriers do."""
 
     def __init__(self, size: int, *, generation: int = 1) -> None:
         self.size = size
@@ -26,7 +26,7 @@ class Room:
         self.changed = threading.Condition()
         self.rounds: dict[tuple[str, int], dict[int, bytes]] = {}
         self.over: set[tuple[str, int]] = set()
-        """Rounds that timed out; they stay timed out for ranks that arrive later."""
+        """Rounds that timed out. Ranks that arrive later get a timeout too."""
         self.lost: set[int] = set()
         self.observers: dict[int, list[Callable[[WorldUpdate], None]]] = {}
         self.end_observers: list[Callable[[StrataError], None]] = []

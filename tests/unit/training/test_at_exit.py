@@ -1,4 +1,4 @@
-"""How a run ends that its program does not close."""
+"""How a run ends if its program does not close the run."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ print("trained")
 
 
 def test_a_program_whose_last_step_cannot_be_saved_has_failed(tmp_path: Path) -> None:
-    """Otherwise the program would exit with 0, and its job would count as done."""
+    """If it did not fail, the program would exit with 0, and its job would count as done."""
     argv = [sys.executable, "-c", LOST, str(tmp_path)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stdout) == (1, "trained\n")

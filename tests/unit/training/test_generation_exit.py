@@ -101,7 +101,7 @@ def test_a_newer_world_received_before_arming_ends_the_process_when_armed() -> N
     ending = StandaloneExit(room.rank(0), detect_s=0.0, exit_process=process_end)
     hear(room, 2)
     assert not ending.armed
-    ending.over(STALE)  # returns at once: a process that is not armed adopts the newer world
+    ending.over(STALE)  # returns immediately: a process that is not armed adopts the newer world
     assert not process_end.count
     ending.arm()
     assert process_end.ran.wait(LIMIT_S)

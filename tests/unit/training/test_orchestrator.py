@@ -1,4 +1,4 @@
-"""`TrainingOrchestrator`: the world that a process joins, and the checkpoint that it restores there."""
+"""`TrainingOrchestrator`: the world that a process joins, and the checkpoint that it restores in this world."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.checkpoint.ports import Cluster, Port
 
 @dataclass
 class StandalonePort(Port):
-    """A standalone process with a job of its own: it applies the catalog's decisions, and its world may change."""
+    """A standalone process with its own job. It executes the catalog's transactions, and its world may change."""
 
     is_standalone: bool = True
     detect_s: float = 0.0
@@ -166,7 +166,7 @@ def test_a_process_that_joins_a_done_job_exits_with_0(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """For example, the process was preempted before it learned that the job is done, and is restarted."""
+    """For example, the process was preempted before it got the report that the job is done, and is restarted."""
 
     def done() -> None:
         raise JobDone("job j is done: every rank ended with 0")
@@ -293,7 +293,7 @@ def test_an_in_process_rank_reports_a_config_error_without_delay(
 def test_a_config_error_is_retryable_once_a_checkpoint_exists(
     orchestrator: TrainingOrchestrator, standalone: StandalonePort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The setting worked before: a mount or the metadata service with the host's credentials is away for a moment."""
+    """The setting worked before: a mount, or the metadata service with credentials, may be missing for a moment."""
 
     def refused(*_: object, **_settings: object) -> None:
         raise ConfigError("no credentials are found")

@@ -1,4 +1,4 @@
-"""How an error that ends a program is printed, each in a program of its own."""
+"""How an error that ends a program is printed; each test runs its own program."""
 
 from __future__ import annotations
 

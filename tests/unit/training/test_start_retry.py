@@ -1,4 +1,4 @@
-"""`StartRetry`: a rank waits at its start while its storage refuses, and when that wait ends."""
+"""`StartRetry`: a rank waits at its start while its storage refuses reads; when this wait ends."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_rank_ends_its_wait_only_for_a_notice_to_leave(
 def test_the_end_of_its_generation_ends_the_wait(
     armed: bool, orchestrator: TrainingOrchestrator, rank: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A standalone process continues in the next generation; its agent ends any other process."""
+    """A standalone process continues in the next generation; other processes are ended by their agent."""
     refusing, tries = Refusing(1, then=rank.cluster.next_world), list[int]()
     claim = CheckpointManager.__init__
 

@@ -87,7 +87,7 @@ def joined(trainers: list[Trainer]) -> list[Trainer]:
 
 
 def training(room: Room, folder: Path, **options: Any) -> tuple[list[Trainer], threading.Barrier]:
-    """Start all ranks, which meet in every step as in a collective; return them and the barrier of their steps."""
+    """Start all ranks, which meet in every step as in a collective; return the ranks and the barrier of the steps."""
     met = threading.Barrier(room.size)
 
     def collective(step: int) -> None:
@@ -124,7 +124,7 @@ def decided(trainer: Trainer) -> int:
 
 
 def holding(trainer: Trainer) -> int:
-    """Return the step at which this rank holds, once it does."""
+    """Return the step at which this rank waits, once it waits."""
     stopper = trainer.stopper
     with stopper._changed:
         assert stopper._changed.wait_for(lambda: stopper._agreement.hold is not None, LIMIT_S)
@@ -133,7 +133,7 @@ def holding(trainer: Trainer) -> int:
 
 
 def proposes(room: Room, number: int) -> tuple[RoomRank, Agreement, bytes]:
-    """Play a rank before its first step, in the proposals only; return it, its agreement and the answer to give."""
+    """Play a rank before its first step, only in the proposals; return the rank, its agreement and its answer."""
     other, agreement = room.rank(number), Agreement()
     brought = other.barrier(STOP_BARRIER, agreement.propose())
     return other, *agreement.answer(brought, ranks=room.size)

@@ -118,7 +118,7 @@ async def test_a_return_of_the_logic_is_a_clean_end() -> None:
     "failure", [grpc.aio.UsageError("RPC already finished."), asyncio.InvalidStateError()]
 )
 async def test_a_write_that_fails_at_a_clean_end_does_not_break_the_link(failure: Exception) -> None:
-    """This side sends a tick just as the other side ends the stream, as the other side does when asked to leave."""
+    """This side sends a tick just as the other side ends the stream, as after a request to leave."""
     over = asyncio.Event()
 
     class Call:

@@ -284,21 +284,25 @@ export interface components {
         /** Barriers */
         Barriers: {
             ended: components["schemas"]["EndedBarrier"][];
-            /** @description Rounds of this job that were open at this replica, by the time from the first arrival to the outcome. */
+            /**
+             * @description Number of this job's rounds that were open at this replica, by the time from the first arrival to the
+             *     outcome.
+             */
             latency: components["schemas"]["Bucket"][];
             open: components["schemas"]["OpenBarrier"][];
         };
         /** Bucket */
         Bucket: {
             count: number;
-            /** @description Upper bound; None for the last one. */
+            /** @description Upper bound in seconds; None for the last bucket. */
             le_s: number | null;
         };
         /**
          * Change
          * @description The data of one server-sent event: `GET` of `path` returns `body` now.
          *
-         *         Of `events` and `history`, `body` has what is newer than in the change before, and belongs behind it.
+         *         For `events` and `history`, `body` has only the items that are newer than those of the previous change.
+         *         Append them.
          */
         Change: {
             /** @default null */
@@ -315,28 +319,31 @@ export interface components {
             epoch: number;
             generation: number;
             latest: boolean;
-            /** @description The ranks whose acknowledgement an open one waits for. */
+            /** @description The ranks whose acknowledgement an open save waits for. */
             missing_ranks: string;
-            /** @description Of a fork: the job that has its bytes; empty if they are its own. */
+            /** @description For a fork: the job whose folder has the bytes; empty if the bytes are in this job's folder. */
             origin_job: string;
             path: string;
             pinned: boolean;
             ranks: number;
             readers: number;
             reason: string;
-            /** @description Other checkpoints, and forks in other jobs, that use its bytes: while there are any, it cannot be deleted. */
+            /**
+             * @description Number of other checkpoints, also of forks in other jobs, that use this checkpoint's bytes. If not 0, it
+             *     cannot be deleted.
+             */
             references: number;
             size_bytes: number;
             state: string;
             step: number;
-            /** @description Tiers whose copy one host found damaged. */
+            /** @description Tiers whose copy was reported as damaged by one host. */
             suspected: string[];
             tags: string[];
             type: string;
         };
         /**
          * CheckpointAction
-         * @description The body of an action on one checkpoint. `attempt` may be empty if the step has one only.
+         * @description The body of an action on one checkpoint. `attempt` may be empty if the step has only one attempt.
          *
          *         A field that the action does not have is refused.
          */
@@ -344,17 +351,17 @@ export interface components {
             /** @default  */
             attempt: string;
             /**
-             * @description Of `fork`: the job that is to begin from it.
+             * @description For `fork`: the job that is to begin from the checkpoint.
              * @default
              */
             into: string;
             /**
-             * @description Of `tag` and `untag`.
+             * @description For `tag` and `untag`: the tag.
              * @default
              */
             tag: string;
             /**
-             * @description Of `pin`: kept beside it.
+             * @description For `pin`: the reason, which is kept with the pin.
              * @default
              */
             why: string;
@@ -405,7 +412,7 @@ export interface components {
         };
         /**
          * Cursor
-         * @description How far a dataset was read, as of the latest committed checkpoint.
+         * @description How far a dataset was read at the latest committed checkpoint.
          */
         Cursor: {
             dataset: string;
@@ -417,7 +424,7 @@ export interface components {
         Dataset: {
             assignment_version: number;
             generation: number;
-            /** @description Shards that are not where the ring alone would put them. */
+            /** @description Number of shards that are assigned to another worker than the hash ring alone would choose. */
             moved: number;
             name: string;
             /** @description How many shards each worker owns. */
@@ -471,7 +478,7 @@ export interface components {
             healthy: boolean;
             leader: boolean;
             version: string;
-            /** @description Known bugs of its version. */
+            /** @description Known bugs of the member's version. */
             warning: string;
         };
         /** Event */
@@ -517,7 +524,7 @@ export interface components {
         Generation: {
             began_unix_ms: number;
             committed_step: number | null;
-            /** @description Whether a failure ended the one before. */
+            /** @description Whether a failure ended the previous generation. */
             failure: boolean;
             generation: number;
             members: number;
@@ -537,24 +544,24 @@ export interface components {
          * @description The wall time of a job by cause: the parts sum to `wall_s`.
          */
         Goodput: {
-            /** @description The useful part first, then the largest. */
+            /** @description The useful part, then the others, the largest first. */
             parts: components["schemas"]["GoodputPart"][];
             ratio: number;
             wall_s: number;
         };
         /** GoodputPart */
         GoodputPart: {
-            /** @description `step` is the useful one; docs/training.md lists the others. */
+            /** @description `step` is the useful cause; docs/training.md lists the other causes. */
             cause: string;
             ratio: number;
             seconds: number;
         };
         /**
          * Heatmap
-         * @description Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none.
+         * @description Compute time of the last step that each rank reported in each interval; None if the rank reported no step.
          */
         Heatmap: {
-            /** @description By time, then by rank; in microseconds. */
+            /** @description One column for each interval, with one value for each rank, in microseconds. */
             columns: (number | null)[][];
             from_unix_ms: number;
             generation: number;
@@ -563,7 +570,8 @@ export interface components {
         };
         /**
          * History
-         * @description Values of `from_unix_ms`, one every `interval_ms`, oldest first. All series are equally long.
+         * @description Series of values from `from_unix_ms` on, one value every `interval_ms`, oldest first. All series have the
+         *         same length.
          *
          *         Names: `steps_per_s`, `samples_per_s`, `step`, `step_time_p50`, `step_time_p90`, `step_time_p99`, `save_s`,
          *         `commit_s`, `goodput`, `goodput.CAUSE` (seconds since the beginning), `ranks`; `reported.NAME` for what the program
@@ -578,7 +586,7 @@ export interface components {
         };
         /** Job */
         Job: {
-            /** @description Generations without a committed checkpoint that ended in a failure, one after the other. */
+            /** @description Number of consecutive generations that ended in a failure without a committed checkpoint. */
             failed_in_a_row: number;
             findings: components["schemas"]["Finding"][];
             goodput: components["schemas"]["Goodput"] | null;
@@ -593,26 +601,26 @@ export interface components {
         };
         /**
          * Jobs
-         * @description Running jobs first, then the others, each by name.
+         * @description Jobs: running ones first, then the others, both sorted by name.
          */
         Jobs: {
             jobs: components["schemas"]["JobSummary"][];
             next_page_token: string;
-            /** @description Of all that match. */
+            /** @description The number of all jobs that match. */
             total: number;
         };
         /**
          * JobSummary
-         * @description One job in a line. `unreadable` says why there is nothing more of it.
+         * @description Summary of one job. If the job cannot be read, `unreadable` has the reason.
          */
         JobSummary: {
             /**
-             * @description Of the latest committed checkpoint.
+             * @description The step of the latest committed checkpoint.
              * @default null
              */
             checkpoint_step: number | null;
             /**
-             * @description The worst of its findings.
+             * @description The worst of the job's findings.
              * @default
              */
             finding: string;
@@ -689,9 +697,9 @@ export interface components {
             arrived: number;
             expected: number;
             generation: number;
-            /** @description The first twenty. */
+            /** @description The first twenty missing ranks. */
             missing: components["schemas"]["MissingRank"][];
-            /** @description All of them, as in `0-3, 7`. */
+            /** @description All missing ranks, as in `0-3, 7`. */
             missing_ranks: string;
             missing_total: number;
             name: string;
@@ -699,7 +707,7 @@ export interface components {
         };
         /**
          * Problem
-         * @description An answer other than 2xx: what is wrong, and what to do.
+         * @description The body of an answer other than 2xx: the error, and a hint what to do.
          */
         Problem: {
             error: string;
@@ -715,9 +723,9 @@ export interface components {
             eta_ms: number | null;
             samples: number | null;
             samples_per_s: number | null;
-            /** @description Since the slowest rank completed a step. */
+            /** @description Time since the slowest rank completed a step. */
             since_step_ms: number | null;
-            /** @description Of the rank that is furthest behind. */
+            /** @description The step of the rank that is furthest behind. */
             step: number | null;
             step_high: number | null;
             steps_per_s: number | null;
@@ -734,13 +742,16 @@ export interface components {
             finding: string;
             host: string;
             last_seen_ms: number | null;
-            /** @description The last lines that its process wrote, if its agent keeps them. */
+            /** @description The last lines that the rank's process wrote, if the rank's agent keeps them. */
             log: string[];
-            /** @description The same of the rank's process before that one, if it ran on this host. */
+            /** @description The last lines of the rank's previous process, if that process ran on this host. */
             log_before: components["schemas"]["RankLog"] | null;
             /** @description How that process ended; empty while it runs. */
             log_ended: string;
-            /** @description Where its agent keeps them; empty if it keeps none, None if it has not answered lately. */
+            /**
+             * @description The file in which the agent keeps these lines; empty if the agent keeps none, None if it has not answered
+             *     lately.
+             */
             log_file: string | null;
             /** @description The generation in which that process began. */
             log_generation: number | null;
@@ -764,31 +775,32 @@ export interface components {
             /** @description How it ended; empty while it runs. */
             ended: string;
             file: string;
-            /** @description In which that process began. */
+            /** @description The generation in which that process began. */
             generation: number;
             lines: string[];
         };
         /**
          * Ranks
-         * @description All ranks of the current generation, one list a column, in the order of ranks.
+         * @description All ranks of the current generation, column by column: each list has one value for each rank, in the
+         *         order of ranks.
          */
         Ranks: {
-            /** @description Compute time of its last step, without waiting for others. */
+            /** @description Compute time of the rank's last step, without waiting for other ranks. */
             compute_us: (number | null)[];
             generation: number;
-            /** @description Since the rank reported something. */
+            /** @description Time since the rank's last report. */
             last_seen_ms: (number | null)[];
             median_compute_us: (number | null)[];
-            /** @description Its own best compute time over the present one: 1 is as fast as ever. */
+            /** @description The rank's best compute time divided by its present compute time: 1 is as fast as ever. */
             own_score: (number | null)[];
             /** @description Index into `phases`. */
             phase: number[];
             /** @description The phases that `phase` counts. */
             phases: string[];
-            /** @description Compute time of the fastest rank over that of this one: 1 is as fast. */
+            /** @description Compute time of the fastest rank divided by this rank's compute time: 1 is as fast as the fastest. */
             relative_score: (number | null)[];
             size: number;
-            /** @description How long it has been stuck; 0 while it is not. */
+            /** @description How long the rank has been stuck; 0 while it is not stuck. */
             stalled_ms: number[];
             step: (number | null)[];
             /** @description Index into `workers`; -1 if unknown. */
@@ -803,19 +815,20 @@ export interface components {
             address: string;
             /** @description Whether this is the replica that answers. */
             answered: boolean;
-            /** @description Where it serves this API; empty if nowhere. */
+            /** @description Where the replica serves this API; empty if it does not. */
             http_url: string;
             leader: boolean;
             ready: boolean;
             reason: string;
             replica: string;
             /**
-             * @description It was registered, and is not any more.
+             * @description The replica was registered, and is not registered any more.
              * @default false
              */
             unreachable: boolean;
             /**
-             * @description When a leader saw that it was lost; None if it is not, or if no leader has seen it yet.
+             * @description When a leader noticed the replica's loss; None if the replica is not lost, or if no leader has noticed it
+             *     yet.
              * @default null
              */
             unreachable_since_unix_ms: number | null;
@@ -832,18 +845,18 @@ export interface components {
          */
         Worker: {
             /**
-             * @description All its ranks are done.
+             * @description All ranks of the member are done.
              * @default false
              */
             done: boolean;
-            /** @description None for a standby. */
+            /** @description The member's first rank; None for a standby. */
             first_rank: number | null;
             heartbeat_age_ms: number | null;
             host: string;
             incarnation: number;
-            /** @description It has a request to leave. */
+            /** @description The member was requested to leave. */
             leaving: boolean;
-            /** @description It has a place in this generation, is not registered any more, and its ranks are not done. */
+            /** @description The member has a place in this generation, is not registered any more, and has ranks that are not done. */
             lost: boolean;
             pid: number;
             slots: number;
@@ -916,7 +929,7 @@ export interface operations {
                     "application/json": components["schemas"]["Cluster"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -945,7 +958,7 @@ export interface operations {
                     "application/json": components["schemas"]["Events"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -969,7 +982,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Running jobs first, then the others, each by name. */
+            /** @description Jobs: running ones first, then the others, both sorted by name. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -978,7 +991,7 @@ export interface operations {
                     "application/json": components["schemas"]["Jobs"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1009,7 +1022,7 @@ export interface operations {
                     "application/json": components["schemas"]["Job"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1040,7 +1053,7 @@ export interface operations {
                     "application/json": components["schemas"]["Barriers"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1073,7 +1086,7 @@ export interface operations {
                     "application/json": components["schemas"]["Checkpoints"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1112,7 +1125,7 @@ export interface operations {
                     "application/json": components["schemas"]["Checkpoint"] | null;
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1143,7 +1156,7 @@ export interface operations {
                     "application/json": components["schemas"]["Datasets"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1174,7 +1187,7 @@ export interface operations {
                     "application/json": components["schemas"]["Devices"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1205,7 +1218,7 @@ export interface operations {
                     "application/json": components["schemas"]["Events"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1236,7 +1249,7 @@ export interface operations {
                     "application/json": components["schemas"]["Generations"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1258,7 +1271,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none. */
+            /** @description Compute time of the last step that each rank reported in each interval; None if the rank reported no step. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1267,7 +1280,7 @@ export interface operations {
                     "application/json": components["schemas"]["Heatmap"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1293,7 +1306,8 @@ export interface operations {
         requestBody?: never;
         responses: {
             /**
-             * @description Values of `from_unix_ms`, one every `interval_ms`, oldest first. All series are equally long.
+             * @description Series of values from `from_unix_ms` on, one value every `interval_ms`, oldest first. All series have the
+             *     same length.
              *
              *     Names: `steps_per_s`, `samples_per_s`, `step`, `step_time_p50`, `step_time_p90`, `step_time_p99`, `save_s`,
              *     `commit_s`, `goodput`, `goodput.CAUSE` (seconds since the beginning), `ranks`; `reported.NAME` for what the program
@@ -1307,7 +1321,7 @@ export interface operations {
                     "application/json": components["schemas"]["History"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1329,7 +1343,10 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description All ranks of the current generation, one list a column, in the order of ranks. */
+            /**
+             * @description All ranks of the current generation, column by column: each list has one value for each rank, in the
+             *     order of ranks.
+             */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1338,7 +1355,7 @@ export interface operations {
                     "application/json": components["schemas"]["Ranks"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1370,7 +1387,7 @@ export interface operations {
                     "application/json": components["schemas"]["Rank"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1399,7 +1416,7 @@ export interface operations {
                     "application/json": components["schemas"]["Me"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -1427,7 +1444,8 @@ export interface operations {
             /**
              * @description The data of one server-sent event: `GET` of `path` returns `body` now.
              *
-             *     Of `events` and `history`, `body` has what is newer than in the change before, and belongs behind it.
+             *     For `events` and `history`, `body` has only the items that are newer than those of the previous change.
+             *     Append them.
              */
             200: {
                 headers: {
@@ -1437,7 +1455,7 @@ export interface operations {
                     "text/event-stream": components["schemas"]["Change"];
                 };
             };
-            /** @description An answer other than 2xx: what is wrong, and what to do. */
+            /** @description The body of an answer other than 2xx: the error, and a hint what to do. */
             default: {
                 headers: {
                     [name: string]: unknown;

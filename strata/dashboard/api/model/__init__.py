@@ -1,7 +1,7 @@
 """The resources of the HTTP API, as data; `openapi.json` is generated from these classes.
 
-A resource is what `GET` of its path returns. Fields are only ever added. Times of day are milliseconds since 1970,
-ages and durations name their unit. None is for what nobody has reported yet.
+`GET` of a resource's path returns the resource. Later versions add fields, and remove none. Times of day are in
+milliseconds since 1970; ages and durations name their unit. A value that was not reported yet is None.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ class OpenBarrier:
     age_ms: int
     missing_total: int
     missing_ranks: str
-    """All of them, as in `0-3, 7`."""
+    """All missing ranks, as in `0-3, 7`."""
     missing: tuple[MissingRank, ...]
-    """The first twenty."""
+    """The first twenty missing ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class EndedBarrier:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     le_s: float | None
-    """Upper bound; None for the last one."""
+    """Upper bound in seconds; None for the last bucket."""
     count: int
 
 
@@ -52,4 +52,6 @@ class Barriers:
     open: tuple[OpenBarrier, ...]
     ended: tuple[EndedBarrier, ...]
     latency: tuple[Bucket, ...]
-    """Rounds of this job that were open at this replica, by the time from the first arrival to the outcome."""
+    """Number of this job's rounds that were open at this replica, by the time from the first arrival to the
+    outcome.
+    """

@@ -12,7 +12,7 @@ class Replica:
     replica: str
     address: str
     http_url: str
-    """Where it serves this API; empty if nowhere."""
+    """Where the replica serves this API; empty if it does not."""
     version: str
     leader: bool
     ready: bool
@@ -20,9 +20,11 @@ class Replica:
     answered: bool
     """Whether this is the replica that answers."""
     unreachable: bool = False
-    """It was registered, and is not any more."""
+    """The replica was registered, and is not registered any more."""
     unreachable_since_unix_ms: int | None = None
-    """When a leader saw that it was lost; None if it is not, or if no leader has seen it yet."""
+    """When a leader noticed the replica's loss; None if the replica is not lost, or if no leader has noticed it
+    yet.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class EtcdMember:
     db_size_bytes: int
     error: str
     warning: str
-    """Known bugs of its version."""
+    """Known bugs of the member's version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Jobs: how far they are, what is wrong with them, what their time went to, and what happened."""
+"""Jobs: progress, findings, use of time, generations and events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Progress:
     """How far a training is, from what its ranks reported."""
 
     step: int | None
-    """Of the rank that is furthest behind."""
+    """The step of the rank that is furthest behind."""
     step_high: int | None
     epoch: int | None
     samples: int | None
@@ -20,7 +20,7 @@ class Progress:
     steps_per_s: float | None
     samples_per_s: float | None
     since_step_ms: int | None
-    """Since the slowest rank completed a step."""
+    """Time since the slowest rank completed a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """One job in a line. `unreadable` says why there is nothing more of it."""
+    """Summary of one job. If the job cannot be read, `unreadable` has the reason."""
 
     name: str
     phase: str
@@ -55,27 +55,27 @@ class JobSummary:
     progress: Progress | None = None
     goodput_ratio: float | None = None
     checkpoint_step: int | None = None
-    """Of the latest committed checkpoint."""
+    """The step of the latest committed checkpoint."""
     open_barriers: int = 0
     finding: str = ""
-    """The worst of its findings."""
+    """The worst of the job's findings."""
     unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """Running jobs first, then the others, each by name."""
+    """Jobs: running ones first, then the others, both sorted by name."""
 
     jobs: tuple[JobSummary, ...]
     total: int
-    """Of all that match."""
+    """The number of all jobs that match."""
     next_page_token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputPart:
     cause: str
-    """`step` is the useful one; docs/training.md lists the others."""
+    """`step` is the useful cause; docs/training.md lists the other causes."""
     seconds: float
     ratio: float
 
@@ -87,7 +87,7 @@ class Goodput:
     wall_s: float
     ratio: float
     parts: tuple[GoodputPart, ...]
-    """The useful part first, then the largest."""
+    """The useful part, then the others, the largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Job:
     summary: JobSummary
     restored_step: int | None
     failed_in_a_row: int
-    """Generations without a committed checkpoint that ended in a failure, one after the other."""
+    """Number of consecutive generations that ended in a failure without a committed checkpoint."""
     max_failed_in_a_row: int
     findings: tuple[Finding, ...]
     notice: Notice | None
@@ -127,7 +127,7 @@ class Generation:
     restored_step: int | None
     committed_step: int | None
     failure: bool
-    """Whether a failure ended the one before."""
+    """Whether a failure ended the previous generation."""
     reason: str
 
 

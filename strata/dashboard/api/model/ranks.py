@@ -15,20 +15,22 @@ class Worker:
     pid: int
     slots: int
     first_rank: int | None
-    """None for a standby."""
+    """The member's first rank; None for a standby."""
     standby: bool
     lost: bool
-    """It has a place in this generation, is not registered any more, and its ranks are not done."""
+    """The member has a place in this generation, is not registered any more, and has ranks that are not done."""
     leaving: bool
-    """It has a request to leave."""
+    """The member was requested to leave."""
     heartbeat_age_ms: int | None
     done: bool = False
-    """All its ranks are done."""
+    """All ranks of the member are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """All ranks of the current generation, one list a column, in the order of ranks."""
+    """All ranks of the current generation, column by column: each list has one value for each rank, in the
+    order of ranks.
+    """
 
     generation: int
     size: int
@@ -41,16 +43,16 @@ class Ranks:
     phase: tuple[int, ...]
     """Index into `phases`."""
     last_seen_ms: tuple[int | None, ...]
-    """Since the rank reported something."""
+    """Time since the rank's last report."""
     stalled_ms: tuple[int, ...]
-    """How long it has been stuck; 0 while it is not."""
+    """How long the rank has been stuck; 0 while it is not stuck."""
     compute_us: tuple[int | None, ...]
-    """Compute time of its last step, without waiting for others."""
+    """Compute time of the rank's last step, without waiting for other ranks."""
     median_compute_us: tuple[int | None, ...]
     relative_score: tuple[float | None, ...]
-    """Compute time of the fastest rank over that of this one: 1 is as fast."""
+    """Compute time of the fastest rank divided by this rank's compute time: 1 is as fast as the fastest."""
     own_score: tuple[float | None, ...]
-    """Its own best compute time over the present one: 1 is as fast as ever."""
+    """The rank's best compute time divided by its present compute time: 1 is as fast as ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class RankLog:
     """The last lines of one process of a rank."""
 
     generation: int
-    """In which that process began."""
+    """The generation in which that process began."""
     file: str
     ended: str
     """How it ended; empty while it runs."""
@@ -108,28 +110,30 @@ class Rank:
     trace_file: str
     trace_bytes: int
     log: tuple[str, ...]
-    """The last lines that its process wrote, if its agent keeps them."""
+    """The last lines that the rank's process wrote, if the rank's agent keeps them."""
     log_file: str | None
-    """Where its agent keeps them; empty if it keeps none, None if it has not answered lately."""
+    """The file in which the agent keeps these lines; empty if the agent keeps none, None if it has not answered
+    lately.
+    """
     log_generation: int | None
     """The generation in which that process began."""
     log_ended: str
     """How that process ended; empty while it runs."""
     log_before: RankLog | None
-    """The same of the rank's process before that one, if it ran on this host."""
+    """The last lines of the rank's previous process, if that process ran on this host."""
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heatmap:
-    """Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none."""
+    """Compute time of the last step that each rank reported in each interval; None if the rank reported no step."""
 
     generation: int
     from_unix_ms: int
     interval_ms: int
     ranks: int
     columns: tuple[tuple[int | None, ...], ...]
-    """By time, then by rank; in microseconds."""
+    """One column for each interval, with one value for each rank, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Values of `from_unix_ms`, one every `interval_ms`, oldest first. All series are equally long.
+    """Series of values from `from_unix_ms` on, one value every `interval_ms`, oldest first. All series have the
+    same length.
 
     Names: `steps_per_s`, `samples_per_s`, `step`, `step_time_p50`, `step_time_p90`, `step_time_p99`, `save_s`,
     `commit_s`, `goodput`, `goodput.CAUSE` (seconds since the beginning), `ranks`; `reported.NAME` for what the program

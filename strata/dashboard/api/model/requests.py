@@ -7,25 +7,26 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAction:
-    """The body of an action on one checkpoint. `attempt` may be empty if the step has one only.
+    """The body of an action on one checkpoint. `attempt` may be empty if the step has only one attempt.
 
     A field that the action does not have is refused.
     """
 
     attempt: str = ""
     why: str = ""
-    """Of `pin`: kept beside it."""
+    """For `pin`: the reason, which is kept with the pin."""
     tag: str = ""
-    """Of `tag` and `untag`."""
+    """For `tag` and `untag`: the tag."""
     into: str = ""
-    """Of `fork`: the job that is to begin from it."""
+    """For `fork`: the job that is to begin from the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """The data of one server-sent event: `GET` of `path` returns `body` now.
 
-    Of `events` and `history`, `body` has what is newer than in the change before, and belongs behind it.
+    For `events` and `history`, `body` has only the items that are newer than those of the previous change.
+    Append them.
     """
 
     path: str
@@ -34,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An answer other than 2xx: what is wrong, and what to do."""
+    """The body of an answer other than 2xx: the error, and a hint what to do."""
 
     error: str
     hint: str = ""

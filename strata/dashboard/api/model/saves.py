@@ -15,12 +15,12 @@ class Dataset:
     owned: dict[str, int]
     """How many shards each worker owns."""
     moved: int
-    """Shards that are not where the ring alone would put them."""
+    """Number of shards that are assigned to another worker than the hash ring alone would choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a dataset was read, as of the latest committed checkpoint."""
+    """How far a dataset was read at the latest committed checkpoint."""
 
     dataset: str
     step: int
@@ -53,7 +53,7 @@ class Checkpoint:
     acked: int
     ranks: int
     missing_ranks: str
-    """The ranks whose acknowledgement an open one waits for."""
+    """The ranks whose acknowledgement an open save waits for."""
     size_bytes: int
     created_unix_ms: int
     path: str
@@ -64,12 +64,14 @@ class Checkpoint:
     base_step: int | None
     copies: tuple[Copy, ...]
     origin_job: str
-    """Of a fork: the job that has its bytes; empty if they are its own."""
+    """For a fork: the job whose folder has the bytes; empty if the bytes are in this job's folder."""
     references: int
-    """Other checkpoints, and forks in other jobs, that use its bytes: while there are any, it cannot be deleted."""
+    """Number of other checkpoints, also of forks in other jobs, that use this checkpoint's bytes. If not 0, it
+    cannot be deleted.
+    """
     readers: int
     suspected: tuple[str, ...]
-    """Tiers whose copy one host found damaged."""
+    """Tiers whose copy was reported as damaged by one host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

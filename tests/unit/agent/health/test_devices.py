@@ -143,7 +143,7 @@ async def test_a_host_without_a_driver_has_no_devices(host: Host, monkeypatch: p
 
 
 class LiveReports:
-    """The agent's reports: it records the sent ones, and answers as the test chooses."""
+    """The agent's reports: this class records the sent reports, and answers as the test chooses."""
 
     def __init__(self) -> None:
         self.devices_: list[Sequence[DeviceStatus]] = []

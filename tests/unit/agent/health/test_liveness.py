@@ -215,7 +215,7 @@ asyncio.run(main())
 def test_an_agent_that_froze_kills_no_rank(
     start: Start, record: Record, detect_s: float, before_s: float, frozen_s: float
 ) -> None:
-    """The rank is stopped for a moment before the agent freezes and for one after it: both are too short to count."""
+    """The rank is stopped for a moment before the agent's freeze and after it: each stop is too short to count."""
     rank = start(*SLEEPS)
     agent = Talker([sys.executable, "-c", AGENT, str(detect_s), str(rank.pid)], name="agent", record=record)
     try:

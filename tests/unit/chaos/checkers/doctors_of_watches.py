@@ -80,7 +80,7 @@ def a_stream_falls_silent_long_after_a_fault(story: Story, _storage: Path) -> No
 
 @breaks("watches/not-silent")
 def a_stream_says_that_it_lives_and_not_what_it_owes(story: Story, _storage: Path) -> None:
-    """A replica whose own watch is stuck does this: it sends progress marks whose revision does not advance."""
+    """As from a replica whose own watch is stuck: it sends progress messages whose revision does not advance."""
     a_stream_falls_silent(story, _storage)
     last = story.lines("watch.message")[-1]
     stuck = {**last["result"], "events": []}
@@ -103,7 +103,10 @@ def a_stream_stays_silent_long_after_a_fault(story: Story, _storage: Path) -> No
 
 @breaks("watches/not-silent")
 def a_stream_falls_silent_twice_and_a_fault_excuses_the_longer(story: Story, _storage: Path) -> None:
-    """Stream 2's messages after the first come 12 s later, and its end 40 s later. A fault excuses the later silence only."""
+    """Stream 2's messages after the first come 12 s later, and its end 40 s later.
+
+    A fault excuses the later silence only.
+    """
     a_stream_falls_silent(story, _storage)
     _first, *others = [line for line in story.lines("watch.message") if line["args"]["stream"] == 2]
     for line in others:

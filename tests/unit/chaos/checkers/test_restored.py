@@ -85,7 +85,7 @@ def a_leader_while_the_restore_is_at_work(story: Story, _storage: Path) -> None:
 
 @breaks("restores/alone", restored=True)
 def a_cluster_of_its_own_on_wiped_disks(story: Story, _storage: Path) -> None:
-    """No operator restores etcd: a new replica founds a cluster instead."""
+    """No operator restores etcd; instead a new replica founds a cluster."""
     story.lose()
     story.txn((f"{ROOT}uid", {"uid": "fresh"}))
 

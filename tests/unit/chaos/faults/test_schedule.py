@@ -80,7 +80,7 @@ KNOWN = [
 
 
 def test_drawn_faults_do_not_overlap_scripted_ones() -> None:
-    """A scripted fault must take effect, so no drawn fault may hold its target at that time."""
+    """A scripted fault must take effect, so no drawn fault may have claimed its target at that time."""
     planned = made(
         ScriptedFault(name="freeze-leader", at_s=20, hold_s=10),
         drawn=RandomFaults(weights={"kill-leader": 1}, gap_s=(0, 1), hold_s=(1, 4)),

@@ -24,7 +24,7 @@ def line(
     begun: str = "",
     ended: str = "",
 ) -> Record:
-    """Return one line. The same id as `begun` and as `ended` joins the two lines of an announced operation."""
+    """Return one line. The two lines of an announced operation have the same id, one as `begun` and one as `ended`."""
     return Record(
         client=client,
         process=1,

@@ -109,7 +109,7 @@ def test_an_operation_without_an_end_counts_as_unknown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outcome", ["unknown", "fail"])
 def test_an_operation_without_a_known_outcome_may_have_taken_effect(outcome: str, tmp_path: Path) -> None:
-    """A barrier and a save end with an error, although etcd has their effect. Both outcomes allow that."""
+    """A barrier and a save end with an error, although they took effect in etcd. An unknown outcome allows that."""
     story = good_run(tmp_path / "storage")
     for op in ("barrier", "checkpoint.save"):
         ended = next(line for line in story.lines(op) if line["outcome"] == "ok")

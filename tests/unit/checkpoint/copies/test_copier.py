@@ -1,4 +1,4 @@
-"""Failures of a copy to the second storage and their reports: the copier publishes nothing unproven there."""
+"""Failures of a copy to the second storage and their reports: the copier publishes nothing unverified in it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def until_raised(ask: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-# -- errors that are no StrataError -----------------------------------------------------------
+# -- errors that are not a StrataError -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [OSError("the device is gone"), MemoryError(), KeyError("x")])
@@ -193,7 +193,7 @@ def test_damage_in_unused_base_chunks_does_not_stop_the_copy_of_an_incremental(p
 def test_objects_already_in_the_far_storage_are_verified_before_they_count(
     pair: Pair, which: str, harm: str
 ) -> None:
-    """The copier rewrites no cut object: uploads leave no partial objects, and a taken name is never replaced."""
+    """The copier rewrites no truncated object: uploads leave no partial objects, and names are never replaced."""
     base, replica = pair.with_incremental()
     name = image_of(pair.near, base if which == "base" else replica)
     whole = pair.near.objects[name]

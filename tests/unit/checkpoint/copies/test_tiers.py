@@ -1,4 +1,4 @@
-"""A near storage with a far one behind it, and the replicator that copies checkpoints between them."""
+"""A near and a far storage, and the replicator that copies checkpoints from the near to the far storage."""
 
 from __future__ import annotations
 

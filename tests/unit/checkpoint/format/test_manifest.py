@@ -179,7 +179,7 @@ OTHER_IMAGE = ImageRef(folder="step-1", image="i", size_bytes=CHUNK_BYTES)
 
 
 def of_three_chunks(**changes: Any) -> dict[str, Any]:
-    """Return the document of a tensor of three chunks; the first lies in an earlier attempt."""
+    """Return the document of a tensor of three chunks; the first chunk is in an earlier attempt's image."""
     runs = (Run(first=0, count=1, file=1, offset=0), Run(first=1, count=2, file=0, offset=4096))
     entry = TensorEntry(spec=SPEC_OF_THREE, runs=runs, chunks=("a", "b", "c"))
     manifest = dataclasses.replace(

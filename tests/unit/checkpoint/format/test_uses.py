@@ -1,4 +1,4 @@
-"""Images that Incrementals use are never deleted, in any interleaving of two processes on one root (ADR 0023)."""
+"""Images that Incrementals use must never be deleted, in any interleaving of two processes on one root (ADR 0023)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def save(storage: Storage, catalog: LocalCatalog, step: int, kind: CheckpointTyp
 
 
 def on_base(catalog: LocalCatalog, *bases: CheckpointMetadata, step: int) -> SaveRequest:
-    """Return an Incremental on the first of `bases` that uses the images of the last."""
+    """Return an Incremental whose base is the first of `bases`, and that uses the images of the last."""
     base, uses = bases[0], frozenset({catalog.folder(bases[-1])})
     return SaveRequest(step=step, type=INCREMENTAL, base_step=base.step, base_attempt=base.id, uses=uses)
 
@@ -85,7 +85,7 @@ def two_processes(storage: Stepping) -> dict[str, Act]:
 
 
 def at_each_step(make: Callable[[], tuple[Any, Stepping, Act, Act]], *, least: int) -> Iterator[Any]:
-    """Run one act to each of its storage calls, there the whole other act, and yield the result of `make` each time.
+    """For each storage call of one act, run the whole other act at this call, and yield the result of `make`.
 
     `make` returns (result, storage whose calls count, stepped act, other act). There are more than `least` steps.
     """

@@ -1,4 +1,4 @@
-"""One flipped bit anywhere: a restore detects it, names it, and restores the checkpoint before instead."""
+"""One flipped bit anywhere: a restore must detect and name it, and restore the previous checkpoint instead."""
 
 from __future__ import annotations
 

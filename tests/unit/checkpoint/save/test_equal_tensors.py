@@ -1,4 +1,4 @@
-"""Tensors that are equal on all ranks, as each rank decides from all ranks' messages."""
+"""Tensors that are equal on all ranks: each rank decides this from all ranks' messages."""
 
 from __future__ import annotations
 

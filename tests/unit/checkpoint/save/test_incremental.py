@@ -47,7 +47,7 @@ def test_a_tensor_that_changed_everywhere_is_written_whole() -> None:
 
 
 def test_a_short_chunk_is_not_taken_for_a_longer_one() -> None:
-    """Their digests are equal, but a manifest with the longer size would read too many bytes."""
+    """The chunks' digests are equal, but with the longer size in its manifest a restore would read too many bytes."""
     delta = compare({"t": spec(1, rest=3)}, {"t": "ab"}, {"t": saved("ab")})
     assert delta.partly == {"t": (range(1, 2),)}
 

@@ -1,4 +1,4 @@
-"""Incrementals of several ranks, over the catalog's real decisions."""
+"""Incrementals of several ranks; the catalog's real code answers them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_rank_writes_its_changed_chunks_and_the_record_names_the_base(world
 
 
 def test_an_incremental_does_not_use_a_base_deleted_before_its_begin(world: World) -> None:
-    """Retention races a begin: the catalog refuses the base, and the ranks write everything."""
+    """Retention deletes the base before a begin: the catalog refuses the base, and the ranks write all bytes."""
     full, _ = world.saved(1, states(1))
     world.saved(2, states(2), CheckpointType.FULL)
     world.catalogs[0].delete(full)
@@ -80,7 +80,7 @@ def test_an_incremental_does_not_use_a_base_deleted_before_its_begin(world: Worl
 
 
 def test_ranks_that_chose_another_type_follow_the_rank_that_began_first(world: World) -> None:
-    """The rank that begins first decides: a Full of all, or an Incremental in which one rank wrote everything."""
+    """The rank that begins first decides: a Full of all ranks, or an Incremental in which one rank writes all."""
     world.saved(1, states(1))
     changed = [states(2)[0], {"frozen": np.full(2 * CHUNK_BYTES, 77, np.uint8), "hot": states(2)[1]["hot"]}]
     one, other = world.saved(2, changed)
@@ -92,7 +92,10 @@ def test_ranks_that_chose_another_type_follow_the_rank_that_began_first(world: W
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rank_with_a_corrupt_base_writes_its_part_in_full_in_either_order(world: World, first: int) -> None:
-    """One rank's restore found damage, so it requests a Full; the other rank may have begun an Incremental before."""
+    """One rank's restore found damage, so this rank requests a Full.
+
+    The other rank may have begun an Incremental before.
+    """
     full, _ = world.saved(1, states(1))
     world.damaged[1].note(world.catalogs[1].folder(full), "")
     begun, begin = threading.Event(), CoordinatedCatalog.begin

@@ -1,4 +1,4 @@
-"""Saves that the storage refuses for a while: held, retried from the start, and ended when no longer needed."""
+"""Saves that the storage refuses for a while are held, retried from the start, and ended when no longer needed."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_after_the_grace_a_save_fails_or_its_handler_takes_over() -> None:
 
 
 def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> None:
-    """A success of one object does not reset it: a storage that takes an object now and then completes no save."""
+    """One object's success does not reset the grace: a storage that accepts some objects may never complete a save."""
     clock = Clock()
     clock.retry.on_over = lambda why: None
     for seconds in (90.0, 5.0):
@@ -331,7 +331,7 @@ def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from
 def test_a_marker_refused_after_the_commit_does_not_hold_the_save(
     two: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The record says that it is committed; the process that restores it writes the marker."""
+    """The record shows the save as committed; the process that restores the save writes the marker."""
     far = MemoryStorage() if two else None
     ranks = Ranks(2, far=far, grace_s=LIMIT_S)
     ranks.near.fail(full(), "finish", "create", name=MARKER)
@@ -366,7 +366,7 @@ def test_a_full_disk_does_not_rewrite_an_existing_marker(tmp_path: Path) -> None
 
 
 def test_a_standalone_save_is_held_even_at_its_begin(tmp_path: Path) -> None:
-    """Its catalog lies in the storage, so even the begin may be refused."""
+    """The catalog of a standalone process is in the storage, so even the begin may be refused."""
     storage = MemoryStorage()
     storage.fail(full(), "create", "finish", times=12)
     catalog = local_catalog(storage)

@@ -144,7 +144,7 @@ def test_steps_come_in_the_order_of_the_protocol() -> None:
 
 
 def test_a_retried_save_writes_the_marker_that_failed() -> None:
-    """The catalog has it as committed, but a catalog read from storage alone knows it by its marker only."""
+    """The catalog has the save as committed, but a catalog from storage alone recognises it only by its marker."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     storage.fail(StorageError("disk full"), "create", name=MARKER)

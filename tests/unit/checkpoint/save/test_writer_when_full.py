@@ -1,4 +1,4 @@
-"""A save that finds two others in flight (`when_full`), and the reports about it to the other ranks."""
+"""A save that begins while two others are in flight (`when_full`), and its reports to the other ranks."""
 
 import contextlib
 import dataclasses
@@ -132,7 +132,7 @@ def _with_pending(pending: Any) -> Callable[..., Snapshot]:
 
 
 def test_a_save_is_not_dropped_if_the_drop_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks would wait for the dropped save, so it is saved after all, and the newer one waits."""
+    """The other ranks would wait for the dropped save. So the save is made after all, and the newer save waits."""
     rig, _, second = full(when_full=WhenFull.DROP)
 
     def nobody(self: Saver, request: SaveRequest, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Order of copies and waits for tensors on a device; the tests of the device itself need one."""
+"""Order of copies and waits for tensors on a device, with fakes. Other tests need a real device."""
 
 from __future__ import annotations
 

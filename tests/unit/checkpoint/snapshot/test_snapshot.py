@@ -47,7 +47,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
 
 def a_state() -> dict[str, Any]:
-    """Return three chunks, a strided tensor, one of no bytes, and a small one."""
+    """Return a state of three chunks, a strided tensor, a tensor without bytes, and a small tensor."""
     random = np.random.default_rng(3)
     return {
         "large": random.integers(0, 255, 2 * CHUNK_BYTES + 4096, dtype=np.uint8),

@@ -1,4 +1,7 @@
-"""The first blocks of an image are written while its last are copied, and no block before it is copied."""
+"""The first blocks of an image are written while its last blocks are copied.
+
+No block may be written before it is copied.
+"""
 
 from __future__ import annotations
 

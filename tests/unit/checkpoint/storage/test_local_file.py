@@ -47,7 +47,7 @@ def unaligned(data: memoryview) -> memoryview:
 
 @pytest.fixture(params=["direct", "refused at open", "refused at use"])
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Direct I/O as this file system has it, and two variants without: refused at open, refused at use."""
+    """Direct I/O as this file system offers it, and two variants in which it is refused: at open, and at use."""
     real_open = os.open
 
     def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -63,7 +63,7 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _refuse_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let descriptors for direct I/O be opened, and refuse to use them."""
+    """Let descriptors for direct I/O be opened, but refuse their use."""
     direct: set[int] = set()
     real = {name: getattr(os, name) for name in ("open", "close", "pwrite", "preadv")}
 
@@ -105,7 +105,7 @@ def test_a_written_image_is_read_back(storage: LocalStorage, data: memoryview, l
 
 @pytest.mark.parametrize("cut", [1, 4095, 4096, 4097, DIRECT_BYTES + 1, 2 * DIRECT_BYTES - 1])
 def test_writes_may_meet_at_any_offset(storage: LocalStorage, data: memoryview, cut: int) -> None:
-    """Their edges share a page: all writes of that page go through the page cache, or all go around it."""
+    """The writes' edges share a page: either all writes of this page use the page cache, or none does."""
     for order in ((0, 1), (1, 0)):
         sink = storage.sink(f"x{order[0]}")
         sink.begin(SIZE)
@@ -181,7 +181,7 @@ class _Refusing:
 def test_a_link_that_an_nfs_client_repeats_is_a_success(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client repeats the link after an NFS server's restart, and is answered that the name is taken."""
+    """The client repeats the link after an NFS server's restart, and gets the answer that the name exists."""
     link = os.link
 
     def repeated(*names: Path) -> None:

@@ -1,4 +1,4 @@
-"""File storage only; the tests for every storage are in `tests/contract/storage`."""
+"""File storage only. `tests/contract/storage` has the tests that every storage must pass."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_every_claim_counts_as_held_if_locks_are_unsupported(
 
 
 def test_a_failing_lock_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise other processes would find the claim free, and remove this process's save."""
+    """If it were ignored, other processes would find the claim free, and remove this process's save."""
 
     def fail(file: IO[bytes], operation: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

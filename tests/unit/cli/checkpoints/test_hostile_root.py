@@ -1,4 +1,4 @@
-"""A root whose newest checkpoint has a hostile document: each command reports it; a restore takes the one before."""
+"""The newest checkpoint has a hostile document: each command reports it; a restore uses the previous checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The findings of `strata doctor` on certificates by their days left, and the command it prints to renew them."""
+"""The findings of `strata doctor` on certificates by their remaining days, and the printed command to renew them."""
 
 from __future__ import annotations
 

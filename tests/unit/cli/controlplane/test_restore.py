@@ -100,7 +100,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 def test_a_checkpoint_committed_between_plan_and_write_is_adopted(
     rig: Rig, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank writes its marker while the storage is slow, or before the operator confirms."""
+    """A rank writes the commit marker while the storage is slow, or before the operator confirms."""
     folder = rig.folder(30)
     rig.at_first = rig.hide(folder if what == "folder" else folder / "COMMIT")
     looks: list[str] = []

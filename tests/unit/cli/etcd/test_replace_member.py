@@ -162,7 +162,10 @@ async def test_a_second_run_continues_with_the_learner(start: str) -> None:
 
 @pytest.mark.parametrize("name", ["etcd-3", "etcd-33"])
 async def test_a_learner_that_has_not_started_is_resumed_only_by_its_peer_url(name: str) -> None:
-    """The learner has no name yet. After a mistyped name, the hint must not say to start a member in its place."""
+    """The learner has no name yet.
+
+    After a mistyped name, the hint must not tell the user to start a member in its place.
+    """
     cluster = FakeCluster(silent=(3,))
     await begun(cluster)
     calls = list(cluster.calls)

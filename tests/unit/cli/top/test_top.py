@@ -221,7 +221,8 @@ def test_sorting_goes_through_the_columns_that_are_there() -> None:
 
 def test_ranks_with_the_worst_values_come_first_and_silent_ranks_last() -> None:
     seen = job_seen()
-    worst = pressed([">"] * 7, View(job="gpt"), seen)  # sorted by the score against other ranks
+    # sorted by the score, which compares a rank with the other ranks
+    worst = pressed([">"] * 7, View(job="gpt"), seen)
     assert worst is not None
     assert worst.order.by == "PEERS"
     assert rank_rows(worst, seen)[0] == 3

@@ -160,7 +160,7 @@ def test_when_no_coordinator_answers_the_error_names_each_endpoint() -> None:
 
 
 def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server: UnaryServer) -> None:
-    """One client lives through its coordinator's outage, and each of its calls has a short timeout."""
+    """One client exists throughout its coordinator's outage, and each of its calls has a short timeout."""
     with CoordinatorClient.connect(server.address, timeout_s=0.5) as client:
         server.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
         for _ in range(6):  # the pauses grow to 2 s

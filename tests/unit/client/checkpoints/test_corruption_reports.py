@@ -128,7 +128,10 @@ def test_a_missing_file_is_named_but_is_not_damage(cluster: Cluster, tmp_path: P
 def test_a_failed_restore_names_intact_checkpoints_missing_from_the_catalog(
     cluster: Cluster, tmp_path: Path, lost: str
 ) -> None:
-    """etcd was restored from a backup: storage no longer has its newest checkpoint, and it knows no later ones."""
+    """etcd was restored from a backup.
+
+    Storage lacks the backup's newest checkpoint, and the backup lacks later ones.
+    """
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10)
         older = cluster.copy()
@@ -185,7 +188,7 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
 
 
 def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Path) -> None:
-    """A file missing there proves nothing: the file system is not mounted, or the path is a disk of that host."""
+    """A file missing here proves nothing: it may be on the other host's disk, or on an unmounted file system."""
     cluster = saved_by_two_hosts(tmp_path)
     (tmp_path / "job").rename(tmp_path / "elsewhere")
     (record,) = cluster.records()
@@ -282,7 +285,7 @@ def test_damage_of_the_near_copy_is_not_reported_for_the_far_one(cluster: Cluste
 
 def test_a_host_without_the_near_copy_reports_nothing_about_it(cluster: Cluster, tmp_path: Path) -> None:
     near, far = saved_twice(cluster, tmp_path)
-    near.rename(tmp_path / "on the host that saved")  # each host has a disk of its own at this path
+    near.rename(tmp_path / "on the host that saved")  # each host has its own disk at this path
     damage(far, 10)
     reports = reports_to(cluster)
     with (

@@ -168,7 +168,7 @@ def test_save_requests_to_coordinators_do_not_grow_with_kept_checkpoints(
 def test_an_older_checkpoint_is_kept_while_the_newest_is_damaged_even_after_verification(
     looked_at: Any,
 ) -> None:
-    """The damage comes after this process verified every checkpoint, and no read has happened since."""
+    """The damage comes after this process verified every checkpoint. There has been no read since."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     for step in (1, 2):

@@ -85,7 +85,7 @@ def test_an_intact_far_copy_is_restored_and_logged(
     damaged(tmp_path / "near", 2, pattern, damage)
     assert restored(tmp_path) == 2
     assert restored(tmp_path, 2) == 2
-    if damage is not remove:  # a missing near copy is no damage: a new host has none
+    if damage is not remove:  # a missing near copy is no damage: a new host has no near copy
         warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert any(pattern in message and f"{tmp_path}/far" in message for message in warnings), warnings
 
@@ -215,7 +215,7 @@ WHOLE_ONCE = [CheckpointType.FULL, CheckpointType.INCREMENTAL]
 
 @pytest.mark.parametrize("damage", [flip, flip_first, remove])
 def test_no_save_builds_on_a_damaged_checkpoint_until_a_full_save(tmp_path: Path, damage: Damage) -> None:
-    """Nor does a save build on a checkpoint that only the far storage has: each copy is complete by itself."""
+    """This includes a checkpoint that only the far storage has: each copy must be complete by itself."""
     save(tmp_path, 2)
     damaged(tmp_path / "near", 2, "*.safetensors", damage)
     assert saved_after(tmp_path, 3) == WHOLE_ONCE
@@ -270,7 +270,7 @@ def assert_whole(root: Path, step: int, *, value: int = 7) -> None:
 
 
 def test_no_save_builds_on_a_checkpoint_skipped_as_damaged(tmp_path: Path) -> None:
-    """Its manifests are intact, so it is the newest checkpoint, but the bytes of an unchanged tensor are damaged."""
+    """Its manifests are intact, so it counts as the newest checkpoint, but an unchanged tensor is damaged."""
     with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
         for step in (1, 2):
             manager.save_state(state(7) | {"hot": step}, step)

@@ -1,7 +1,7 @@
-"""One of two ranks dies at each step of a save: catalog and storage still agree, and the next world continues.
+"""One of two ranks dies at each step of a save: catalog and storage must still agree, and the next world must continue.
 
-A dead rank acts no more: here its thread stops for good at the point of its death, as the other ranks would see it.
-tests/crashes covers the state that SIGKILL leaves of a process on disk.
+A dead rank acts no more: in this test its thread stops for good at the moment of its death. The other ranks see no
+difference. tests/crashes covers the state that SIGKILL leaves of a process on disk.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class World:
         self.cluster = Cluster(a=1, b=1)
         self.reported: list[int] = []
         self.cancelled = threading.Event()
-        """Set when the survivors give up: none waits for the dead rank for ever."""
+        """Set when the survivors give up, so that no survivor waits for the dead rank forever."""
 
     def storage(self, on_step: Callable[[str], None] = unobserved) -> LocalStorage:
         return LocalStorage(self.root, nonce=lambda: f"n{next(_numbers)}", on_step=on_step)
 
     def save(self, step: int, deaths: dict[int, Death]) -> list[threading.Thread]:
-        """Have both ranks save the step; return their threads."""
+        """Make both ranks save the step; return their threads."""
         threads = [
             threading.Thread(target=self._save, args=(step, rank, deaths.get(rank)), daemon=True)
             for rank in RANKS

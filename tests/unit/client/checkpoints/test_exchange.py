@@ -1,4 +1,4 @@
-"""One rank's view of the exchange rounds, in which ranks tell each other which tensors they hold."""
+"""One rank's view of the exchange rounds, in which ranks compare their tensors."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def steps_in(root: Path) -> dict[int, Path]:
 def test_a_checkpoint_that_cannot_be_removed_is_reported_and_blocks_no_other(
     tmp_path: Path, ended: bool
 ) -> None:
-    """It may be a committed checkpoint or the rest of an unfinished save."""
+    """The checkpoint may be committed, or be the rest of an unfinished save."""
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2, 3, 4):
             manager.save(b"x", step=step).wait()

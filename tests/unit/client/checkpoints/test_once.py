@@ -1,4 +1,4 @@
-"""Tensors that are equal on all ranks are written once per save, all others by each rank; every save decides anew."""
+"""Tensors that are equal on all ranks are written once per save, all others by each rank; every save decides again."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_tensors_that_are_declared_replicated_must_be_equal(cluster: Cluster, tm
 def test_a_plan_that_differs_between_ranks_is_never_committed(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a message were altered in transit, one rank would take a tensor for equal that the others do not."""
+    """If a message were altered in transit, one rank would consider a tensor equal, and the other ranks would not."""
     states = [state_of_rank(rank, differs=["model.large"]) for rank in range(3)]
     original = exchange.RankExchange.__call__
 

@@ -137,7 +137,7 @@ def test_a_flipped_bit_of_a_base_fails_its_users_and_an_earlier_checkpoint_is_re
     saved(manager, {**state, "one": state["one"] + 2}, 3)
     path = image(tmp_path, 2)
     data = bytearray(path.read_bytes())
-    data[HEADER_BYTES + 5] ^= 1  # in `big`, which step 3 takes from step 2
+    data[HEADER_BYTES + 5] ^= 1  # in `big`, whose bytes step 3 uses from step 2
     path.write_bytes(data)
     with pytest.raises(CheckpointCorrupt, match=f"{path.parent.name}/rank-00000.safetensors: tensor big"):
         manager.restore(a_state(), step=3)

@@ -103,7 +103,7 @@ def test_a_policy_that_is_rejected_for_now_is_sent_again_later(
 def test_a_policy_without_permission_is_an_error_for_its_caller(
     cluster: Cluster, tmp_path: Path, why: StrataError
 ) -> None:
-    """No later attempt can succeed, and without the policy every checkpoint stays."""
+    """No later attempt can succeed, and without the policy no checkpoint would ever be deleted."""
 
     cluster.on_call = no_policy(why)
     ckpt = manager(cluster, tmp_path, keep_count=1)
@@ -156,7 +156,7 @@ def test_the_same_rules_hold_without_coordinators(tmp_path: Path) -> None:
 def test_a_save_that_storage_has_as_committed_is_adopted_and_not_cleared(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The keyspace is older than the storage, since it was restored from a backup."""
+    """The keyspace is older than the storage, because etcd was restored from a backup."""
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10)
         (entry,) = cluster.view().checkpoints()

@@ -151,7 +151,7 @@ async def test_a_standalone_trainer_restarts_its_round_count_in_a_restored_clust
 async def test_an_exit_during_an_outage_is_reported_once_coordinators_return(
     met: FakeReplica, code: int
 ) -> None:
-    """Otherwise the training would be done and its members presumed dead, and the job would wait for them for ever."""
+    """Without the report, the job would wait forever for members that count as dead, although the training is done."""
     client = await joined(met)
     met.down()
     closing = asyncio.create_task(client._close(code, "the training is done"))
@@ -191,14 +191,17 @@ async def test_a_client_that_times_out_during_its_registration_leaves(met: FakeR
     met.welcome(met.links[-1])
     with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 2 s"):
         await join
-    await met.next("leave")  # its agent leaves: there is no member without a process
+    await met.next("leave")  # the agent leaves, because a member without a process must not stay
 
 
 @in_rig(coordinator)
 async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
     met: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """This holds once the rank is a member. Before that, endpoints without an answer raise an error within minutes."""
+    """There is no limit once the rank is a member.
+
+    Before that, endpoints that do not answer cause an error within minutes.
+    """
     caplog.set_level(logging.WARNING, logger="strata.client")
     join = asyncio.create_task(connect(timeout_s=None))
     await greeted(met, 1)

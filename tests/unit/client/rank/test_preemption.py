@@ -31,7 +31,8 @@ class Ranks:
         self.size = size
         self.printed: dict[int, bytes] = {}
         self.round: dict[int, bytes] = {}
-        """The payloads of the round that all ranks reached; a fast rank may already send one for the next round."""
+        """The payloads of the newest round that all ranks reached; a fast rank may already send a payload for the
+        next round."""
         self.meeting = threading.Barrier(size, action=self._close)
         self.broken = False
         self.each = [Rank(self, rank) for rank in range(size)]
@@ -117,7 +118,7 @@ def test_a_notice_of_another_generation_or_of_a_scale_is_ignored() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_each_generation_agrees_on_a_stop_separately(broken: bool) -> None:
-    """It does so whether the generation before agreed or not, and for a notice that arrived before the rejoin."""
+    """This holds whether or not the previous generation agreed, and for a notice that arrived before the rejoin."""
     ranks = Ranks(1)
     (rank,) = ranks.each
     point = PreemptionPoint(rank, storage_uri="x")

@@ -50,7 +50,7 @@ async def arrived(r: Rig, number: int) -> Arrival:
 
 
 def reports_of(r: Rig) -> list[RankProgress]:
-    """Return a list that collects the progress reports that the rank's session is given to send."""
+    """Return a list that collects the progress reports which the rank passes to its session."""
     reports: list[RankProgress] = []
     r.session.progress = lambda _generation, ranks: reports.extend(ranks)  # type: ignore[method-assign,assignment]  # passed on
     return reports

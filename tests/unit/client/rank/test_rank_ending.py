@@ -80,7 +80,10 @@ def test_a_rank_reports_to_its_agent_only_exit_codes_75_and_78() -> None:
 async def test_a_rank_logs_that_it_waits_for_a_coordinator_to_receive_its_exit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It also logs this if it loses its replica after sending the report: that may go unnoticed for a while."""
+    """The rank also logs this if it loses its replica after it has sent the report.
+
+    The loss may go unnoticed for a while.
+    """
     async with rank_client() as (r, client):
         closing = asyncio.create_task(client._close(0, "why"))
         await r.serving.next("rank_exit")
@@ -121,7 +124,7 @@ async def test_a_refused_exit_counts_as_delivered_only_if_newer_state_is_the_rea
 
 
 def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseException | None]:
-    """Close a client in a thread of its own; `answered` tells whether a replica receives the report of its end."""
+    """Close a client in its own thread; `answered` says whether a replica receives the report of the rank's exit."""
     background = BackgroundLoop()
     stack = AsyncExitStack()
 

@@ -148,7 +148,7 @@ async def test_a_stalled_rank_is_reported_once_with_its_stack_and_trace(node: No
 async def test_a_late_rank_is_reported_with_its_activity_before_it_is_stalled(node: Node) -> None:
     node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
     await node.train(3, 5)
-    await asyncio.sleep(2.0 + 0.5 + 0.2)  # three usual steps, of which one has passed; a look; the stacks
+    await asyncio.sleep(2.0 + 0.5 + 0.2)  # two of three usual steps remain; the next check; the stacks
     late = [report for report in node.reported if report.late_ms]
     found = {
         report.rank: (report.where, report.activity, report.process, report.stalled_ms) for report in late
@@ -187,7 +187,7 @@ async def test_late_ranks_are_reported_before_their_stacks_arrive(
     assert set(first) == set(range(40))
     assert all(report.late_ms and not report.where for report in first.values())
     assert {rank for rank, report in first.items() if report.process} == {39}, "it is not asked anything"
-    node.say(0, 6)  # it moves on, and stalls again while the other ranks' stacks are requested
+    node.say(0, 6)  # the rank moves on, and stalls again while the other ranks' stacks are requested
     node.reported.clear()
     await asyncio.sleep(3.0 + POLL_S + 0.1)
     assert [report.rank for report in node.reported if report.late_ms and not report.where] == [0]

@@ -126,7 +126,7 @@ async def test_a_revoked_token_ends_its_session_and_its_watch_and_no_other(token
         assert sorted(logged) == [("sessions", "member w1"), ("watches", "viewer v1")]
         revoked = server.context.measures.revoked
         assert (revoked.child("sessions").value, revoked.child("watches").value) == (1, 1)
-        await asyncio.sleep(3 * REVIEW_S)  # for that long nothing happens to the others
+        await asyncio.sleep(3 * REVIEW_S)  # for so long nothing happens to the other streams
         assert not members[0].over.is_set()
         assert not watches[1].done()
         members[0].drop()
@@ -152,7 +152,8 @@ async def test_a_token_that_is_replaced_costs_a_member_a_reconnect_and_no_genera
         assert not member.over.is_set(), "both count, and nothing happens"
         assert old.token_file is not None
         assert new.token_file is not None
-        new.token_file.replace(old.token_file)  # from here the member reads it for its next connection
+        # from now on the member reads the new token for its next connection
+        new.token_file.replace(old.token_file)
         TokenFile(tokens.file.path).revoke(old.token_file.stem)
         await ended(member)
         await member.connect("", incarnation=incarnation)
@@ -254,7 +255,7 @@ async def test_a_token_file_that_becomes_unreadable_during_a_review_ends_no_stre
 async def test_a_connection_with_an_expired_certificate_is_closed_after_a_refused_call(
     tmp_path: Path,
 ) -> None:
-    """Otherwise a client that reads its files for each new connection would be refused for ever."""
+    """Otherwise a client that reads its files only for a new connection would be refused forever."""
     now = dt.datetime.now(dt.UTC)
     authority = Authority.create(tmp_path / "ca", cluster="default", now=NOW)
     own = issued(authority, tmp_path / "r1", Role.COORDINATOR, "r1", hosts=("127.0.0.1",))

@@ -124,7 +124,7 @@ async def test_a_restarted_replica_receives_the_open_barriers(c: Cluster, member
 
 @in_world(*THREE)
 async def test_a_lost_forward_is_repeated_within_about_a_second(c: Cluster, members: list[Member]) -> None:
-    for name in THREE:  # the first forwards are lost, though every peer looks ready
+    for name in THREE:  # the first forwarded messages are lost, although every peer looks ready
         c[name].service.barriers.forwarding.send = lambda _arrivals: None
     for rank, member in enumerate(members):
         member.arrive([rank])

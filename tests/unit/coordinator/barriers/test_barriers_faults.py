@@ -51,7 +51,7 @@ async def test_a_barrier_begun_after_a_death_breaks_even_without_a_leader(
     for rank, member in enumerate(members):
         await member.connect(others[rank % 2])
     for other in others:
-        c.partition(leader.name, other)  # no peer sees it die, so its lease must expire
+        c.partition(leader.name, other)  # no peer notices the leader's death, so its lease must expire
     leader.kill()
     members[2].drop()
     await asyncio.sleep(2.0)

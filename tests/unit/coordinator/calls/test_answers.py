@@ -1,4 +1,4 @@
-"""Every unary answer has at most 256 KiB however large its list is, and its pages add up to the whole list."""
+"""Every unary answer has at most 256 KiB, however large the list is, and the pages add up to the whole list."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ async def test_every_unary_answer_is_bounded_and_its_pages_add_up_to_the_list() 
             sizes.setdefault(name, []).append(answer.ByteSize())
             return answer
 
-        # calls that end or remove an object come after those that read it
+        # calls that end or remove an object come after the calls that read it
         last = ("close", "untag", "delete_ch", "leave", "delete_job")
         for name in sorted(UNARY, key=lambda each: (each.startswith(last), each)):
             try:

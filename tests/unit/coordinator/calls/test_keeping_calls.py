@@ -83,7 +83,8 @@ async def test_a_checkpoint_is_marked_for_deletion_when_it_reaches_its_maximum_a
     await committed(c, 20, 40)
     keep = Keep(latest=1, age_ms=10_000)
     await ask(c["r1"], "set_retention", SetRetentionRequest(retention=Retention(keep=keep)))
-    await asyncio.sleep(5)  # virtual time: by now the first would be deleted, were it old enough
+    # virtual time: if the first checkpoint were old enough, it would be deleted by now
+    await asyncio.sleep(5)
     assert states(c["r2"]) == {20: COMMITTED, 40: COMMITTED}
     await until(c["r2"], {20: DELETING, 40: COMMITTED})
 

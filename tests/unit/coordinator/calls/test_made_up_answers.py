@@ -1,4 +1,7 @@
-"""A link without TLS that flips bits makes up errors: of these only ClusterReplaced ends a serving replica."""
+"""Bit flips on a link without TLS can turn answers into errors.
+
+Of these errors only ClusterReplaced may end a serving replica.
+"""
 
 from __future__ import annotations
 

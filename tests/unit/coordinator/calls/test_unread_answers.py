@@ -1,4 +1,4 @@
-"""A client that does not read is owed a bounded number of bytes for a bounded time; then its connection is closed."""
+"""For a client that does not read, a replica keeps limited bytes for a limited time; then it closes the connection."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ async def welcomed(server: Served, *workers: str) -> None:
 
 
 async def test_unread_replies_on_sessions_are_limited_like_unread_answers(server: Served) -> None:
-    """Many sessions with many calls each (e5 of issue 21): unbounded, they held 64 MiB a session for ever."""
+    """Many sessions with many calls each (e5 of issue 21): without a limit they used 64 MiB a session forever."""
     workers = ("w0", "w1", "w2")
     async with unread(server) as slow:
         streams = [slow.call(SESSION, hello(worker), more=True) for worker in workers]
@@ -244,7 +244,10 @@ async def test_a_link_between_replicas_that_is_not_read_ends(server: Served) -> 
 
 
 async def test_a_session_whose_client_leaves_without_reading_is_closed(server: Served) -> None:
-    """Its final status queues behind a Welcome that fits no window, and would keep all of the session's memory."""
+    """The session's final status queues behind a Welcome that fits no window.
+
+    Without a close, all of the session's memory would stay in use.
+    """
     async with unread(server) as slow:
         stream = slow.call(SESSION, hello("w0"), more=True)
         await welcomed(server, "w0")

@@ -1,4 +1,4 @@
-"""A relayed watch: ordered, without gaps, resumable; a reader that is too slow gets the whole state anew."""
+"""A relayed watch: ordered, without gaps, resumable. A reader that is too slow gets the full state again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that drives controllers, and how it keeps the errors of one controller from the others."""
+"""The loop that drives controllers: the errors of one controller must not affect the others."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Desk(JobController):
         return self.delay_s.get(name)
 
     async def after(self, seconds: float) -> list[str]:
-        """Return the jobs it works on in the next `seconds`."""
+        """Return the jobs that the controller works on in the next `seconds`."""
         await asyncio.sleep(seconds)
         worked, self.worked = self.worked, []
         return worked
@@ -215,7 +215,10 @@ class Queue(JobController):
     ],
 )
 def test_only_keys_that_a_controller_named_make_a_job_due(key: str, due: bool) -> None:
-    """A world of another size waits for one barrier, a world that cannot begin for damage reports; neither for acks."""
+    """A world of another size waits for one barrier; a world that cannot begin waits for damage reports.
+
+    Neither waits for acks.
+    """
     queue = Queue(keys=KEYS, mirror=Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=float))
     kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
     assert queue.wants(WatchBatch(revision=5, events=(Event(kv=kv),))) is due

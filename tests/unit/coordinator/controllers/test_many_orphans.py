@@ -24,7 +24,7 @@ SURVIVORS = 30
 
 
 class Slow(PromptNetwork):
-    """A network with a millisecond each way, but for the delays and losses that a test sets."""
+    """A network with a millisecond each way, apart from the delays and losses that a test sets."""
 
     def __init__(self) -> None:
         self.deletions = 0
@@ -77,7 +77,7 @@ def left(view: View) -> int:
 @pytest.mark.parametrize(("dead", "answer_s"), [(61, 0.001), (200, 0.001), (400, 0.25)])
 @in_virtual_time()
 async def test_many_orphans_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
-    """Deleted in groups of thirty, each group would end a generation, and three without a checkpoint fail the job."""
+    """If each group of thirty ended a generation, three such generations without a checkpoint would fail the job."""
     async with cluster(0, members=SURVIVORS + dead) as c:
         network = Slow()
         members = await trained(c, dead, network)
@@ -117,7 +117,10 @@ async def test_a_member_that_reconnects_between_two_deletions_is_not_deleted(c: 
 
 @in_rig(cluster, 0, members=SURVIVORS + 60)
 async def test_no_world_is_written_while_the_last_group_deletion_is_retried(c: Cluster) -> None:
-    """A member returned just before its deletion, so that transaction failed. The others must still be deleted."""
+    """A member returned just before its deletion, so this transaction failed.
+
+    The other members must still be deleted.
+    """
     network = Slow()
     members = await trained(c, 60, network)
     network.late = 2
@@ -149,5 +152,5 @@ async def test_a_world_does_not_wait_forever_for_members_that_cannot_be_deleted(
 
 
 def test_an_attempt_outlasts_a_request_to_one_etcd_member() -> None:
-    """A caller that gives up before the request does blames no etcd member, and asks the same frozen one again."""
+    """A caller that gave up earlier would not blame the frozen etcd member, and would call the same member again."""
     assert Timing().request_s < ATTEMPT_S

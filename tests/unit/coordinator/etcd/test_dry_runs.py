@@ -1,4 +1,7 @@
-"""A replica detects that etcd takes no writes; it moves no member to another replica, and deletes none."""
+"""A replica detects that etcd takes no writes.
+
+It must not move a member to another replica, and must not delete one.
+"""
 
 from __future__ import annotations
 

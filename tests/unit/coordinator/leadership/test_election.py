@@ -1,4 +1,4 @@
-"""The election: one leader an epoch, the next one at once, and no leader whose lease has run out."""
+"""The election: one leader an epoch, the next leader immediately, and no leader whose lease has expired."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Candidate:
         self.rig = r
         self.name = name
         self.skew_s = 0.0
-        """Seconds added to its clock: a suspend that the loop's clock did not see."""
+        """Seconds added to the candidate's clock: a suspend that the loop's clock did not count."""
         self.stuck = False
         self.heartbeat = ControllerWatchdog(lambda: now() + self.skew_s)
         self.election = Election(
@@ -59,7 +59,7 @@ class Candidate:
         )
 
     async def retire(self) -> None:
-        """Stop the campaign and resign, as a replica does when it stops."""
+        """Stop the campaign and resign, as a replica does at its shutdown."""
         assert self.campaigning is not None
         self.campaigning.cancel()
         await asyncio.wait([self.campaigning])
@@ -329,7 +329,7 @@ async def test_a_fence_sends_no_write_after_its_lease_expires(only: Candidate) -
 
 
 def refuse(call: Call) -> Fate:
-    """Let etcd refuse this call, as after a role was revoked."""
+    """Make etcd refuse this call, as after a role was revoked."""
     if call.kind in {"grant", "keep_alive", "execute"}:
         raise Refused("etcdserver: permission denied")
     return Fate()
@@ -382,7 +382,7 @@ async def test_resigning_respects_its_callers_deadline_and_ends_the_leader_term(
     assert (leader_key(only.rig.store) is None) is (len(mute) == 1), "by its own end, or by the lease's"
 
 
-# -- a view that is late, by a slow watch or a broken one
+# -- a view that is late because of a slow or broken watch
 
 
 @pytest.mark.parametrize("sees_its_key", [True, False])
@@ -390,7 +390,7 @@ async def test_resigning_respects_its_callers_deadline_and_ends_the_leader_term(
 async def test_a_leader_whose_late_view_hides_its_deleted_key_stops_renewing(
     only: Candidate, sees_its_key: bool
 ) -> None:
-    """A renewal counts only if the leader saw its key after it. The lease itself lives on."""
+    """A renewal counts only if the leader saw its key after the renewal. The lease itself lives on."""
     network = only.rig.network
     await asyncio.sleep(5)
     network.watch_s = 12.0

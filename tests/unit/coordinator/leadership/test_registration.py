@@ -1,4 +1,4 @@
-"""A replica's own key: while it is missing, the leader counts the replica's members as orphans."""
+"""A replica's own key. While the key is missing, the leader counts the replica's members as orphans."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ async def test_one_renewal_without_an_answer_loses_no_registration() -> None:
 
 @in_virtual_time()
 async def test_a_lost_registration_is_recreated_once_despite_a_late_watch() -> None:
-    """A frozen etcd member delays both; the leader must not count this replica's members as orphans meanwhile."""
+    """A frozen etcd member delays the registration and the watch.
+
+    Meanwhile the leader must not count this replica's members as orphans.
+    """
     network = SlowKeepAlive()
     async with cluster(1, members=1) as c:
         await c.start("r2", network=network)

@@ -1,4 +1,4 @@
-"""A sick replica kills no member: cut off from etcd, frozen, or without sessions (PROTOCOLS 5.5)."""
+"""A faulty replica (cut off from etcd, frozen, or without sessions) must remove no member (PROTOCOLS 5.5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_generation(c: Cluster, members: Sequence[Member], incarnations: dict[st
 
 
 async def follow(c: Cluster, member: Member) -> None:
-    """Connect to the replica that the serving one sends this member to, as the library does."""
+    """Connect to the replica to which the serving replica redirects this member, as the library does."""
     moved = await member.next("moved")
     await member.connect(moved.addresses[0])
 
@@ -82,7 +82,7 @@ async def test_a_stalled_replica_deletes_no_member_whose_stream_broke_meanwhile(
 ) -> None:
     before = incarnations(members)
     lost = [m for m in members if m.worker in {"w0", "w1"}]
-    c["r1"].skew_s = 30.0  # it was frozen; all timers that ran out meanwhile are due now
+    c["r1"].skew_s = 30.0  # the replica was frozen: all timers that expired meanwhile are due now
     for member in lost:
         member.drop()
     await asyncio.sleep(4.5)
@@ -140,7 +140,7 @@ async def test_a_replica_without_peers_removes_no_member_for_a_few_broken_sessio
     c: Cluster, members: list[Member]
 ) -> None:
     before = incarnations(members)
-    lonely = members[:2]  # the two at r1: ranks are in the order of the names above
+    lonely = members[:2]  # the two members at r1: ranks have the order of the names above
     c.partition("r1", "r2")
     c.partition("r1", "r3")
     await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""A dead leader is replaced at once; one that lives, or may live, is not (PROTOCOLS 4.7)."""
+"""A dead leader is replaced immediately; a leader that lives, or may live, is not (PROTOCOLS 4.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members come, move, die and are replaced; replicas and etcd fail, and no member is removed for it."""
+"""Members come, move, die and are replaced. Replicas and etcd fail, and no member may be removed because of that."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_an_etcd_outage_removes_no_member_but_a_lost_one_is_removed_later(
 
 
 class LateRemoval(PromptNetwork):
-    """Lose the answer of the first removal, and let the removal take effect only much later."""
+    """Lose the answer of the first removal; the removal takes effect only much later."""
 
     def __init__(self) -> None:
         self.late = False
@@ -233,7 +233,7 @@ async def test_a_newcomer_takes_the_place_of_a_member_whose_transport_fails(
     member.drop()
     await newcomer.next("welcome")
     assert newcomer.incarnation > member.incarnation
-    # the replica that served the old session knows of its loss at once, others only after its grace
+    # the replica that served the old session detects its loss immediately, other replicas only after the grace
     assert now() - broke < (0.2 if replica == "r1" else GRACE_S + 0.2)
     back = c.member("w0")
     back.incarnation = member.incarnation

@@ -77,7 +77,7 @@ class BriefTransport:
 async def test_a_member_handed_over_late_has_more_than_the_grace_to_reconnect(
     c: Cluster, member: Member, back_s: float | None
 ) -> None:
-    """Another replica served it until that moment, so none of its transports has failed."""
+    """Another replica served the member until that moment, so none of the member's transports has failed."""
     before = not_none(c.worker("w0"))
     late = dataclasses.replace(before.record, served_by=c["r1"].context.instance)
     c.put(KEY, encode(late))
@@ -104,7 +104,7 @@ async def test_each_connection_loss_restarts_the_grace(c: Cluster) -> None:
     member = await c.member("w0").connect("r1")
     member.drop()
     await asyncio.sleep(0.9)
-    # the removal is due in 0.1 s, but the read of etcd before it takes 0.6 s
+    # the removal is due in 0.1 s, but it needs a read of etcd first, which takes 0.6 s
     network.says = lambda call: Fate(delay_s=0.6 if call.kind == "read" else 0.0)
     await asyncio.sleep(0.2)
     failure_detector, back = c["r1"].service.failure_detector, BriefTransport(member)
@@ -236,7 +236,7 @@ async def test_a_member_lost_while_the_failure_detector_stops_is_no_error(
 
 @in_rig(cluster, 2, members=2)
 async def test_a_member_that_reconnects_only_to_leave_is_not_registered_again(c: Cluster) -> None:
-    """Its replica died before answering its leave, which is recorded in etcd."""
+    """The member's replica died before it answered the member's leave, which is recorded in etcd."""
     leaver, stayer = await c.world("r1", "r1")
     leaver.send(leave=session_pb2.Leave())
     await c["r2"].see(lambda view: view.get(JOB.worker(leaver.worker)) is None)

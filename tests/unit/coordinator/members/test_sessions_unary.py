@@ -37,7 +37,7 @@ DETECT_S = 5.0
 
 
 async def beat(client: Client, *replicas: str) -> None:
-    """Send a heartbeat a second, to one replica after the other, until cancelled."""
+    """Send a heartbeat a second, to one replica after another, until cancelled."""
     for replica in itertools.cycle(replicas):
         await asyncio.sleep(1)
         await client.heartbeat(replica)
@@ -106,7 +106,7 @@ async def test_a_heartbeat_that_cannot_be_forwarded_hands_the_member_over(c: Clu
     c.heal("r1", "r2")
     await c.ready()
     for link in c.board.links("r3", peer_address("r2")):
-        link.stall()  # it looks frozen: r3 receives nothing from it, and still counts it as ready
+        link.stall()  # r2 looks frozen: r3 receives nothing from r2, and still counts r2 as ready
     began = now()
     await client.heartbeat("r3")
     assert now() - began < 1.2

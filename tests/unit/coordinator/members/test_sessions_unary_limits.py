@@ -1,4 +1,4 @@
-"""Odd or large requests of one member harm no replica, and are answered."""
+"""Odd or large requests of a member must be answered, and must harm no replica."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def recording(unix_s: int) -> Charts:
 
 
 def test_a_day_of_history_is_sent_without_blocking_the_event_loop() -> None:
-    """Measured in CPU time of this thread, so that other processes of the machine do not count."""
+    """The time is CPU time of this thread, so that other processes of the machine do not count."""
     unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
     theirs, ours = recording(unix_s), recording(unix_s)
     theirs.round_ended("job", 1.0)

@@ -1,4 +1,4 @@
-"""Clients that are alive while a hand-over between replicas is slow: at the leader, or served by another replica."""
+"""Clients that live while a hand-over between replicas is slow: at the leader, or at another replica."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Network(PromptNetwork):
 
 
 async def behind(c: Cluster) -> Network:
-    """Start r1 behind the returned network, and r2 with a prompt one."""
+    """Start r1 behind the returned network, and r2 on a network without delays."""
     network = Network()
     await c.start("r1", network=network)
     await c.start("r2")
@@ -57,7 +57,7 @@ def detecting_in(monkeypatch: pytest.MonkeyPatch, detect_s: float) -> None:
 async def test_a_client_served_elsewhere_survives_a_late_hand_over(
     monkeypatch: pytest.MonkeyPatch, detect_s: float, write_s: float
 ) -> None:
-    """When the hand-over takes effect, its replica has received no heartbeat for `detect_s`: they went elsewhere."""
+    """When the hand-over takes effect, its replica has had no heartbeat for `detect_s`: another replica got them."""
     detecting_in(monkeypatch, detect_s)
     async with cluster(0, members=1) as c:
         late, other = Network(), Network()
@@ -89,7 +89,7 @@ async def test_a_client_served_elsewhere_survives_a_late_hand_over(
 async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
     monkeypatch: pytest.MonkeyPatch, newcomer_at: str
 ) -> None:
-    """Another replica answered it a moment before, so its silence at the new replica proves nothing."""
+    """Another replica answered the client a moment before, so its silence at the new replica proves nothing."""
     detecting_in(monkeypatch, 5.0)
     async with cluster(0, members=1) as c:
         late = Network()
@@ -222,7 +222,7 @@ async def test_a_member_that_keeps_redialling_until_welcomed_is_not_deleted(
 
 @in_rig(cluster, 0, members=1)
 async def test_a_second_process_of_the_same_name_does_not_get_the_first_deleted(c: Cluster) -> None:
-    """A member served lately may return before its key is deleted, whichever member used its name meanwhile."""
+    """A member that was served lately may return before its key is deleted, whoever used its name meanwhile."""
     network = await behind(c)
     member = await c.member("w0", boot="boot-a").connect("r2")
     before = member.incarnation

@@ -73,7 +73,7 @@ async def test_a_machine_without_ipv6_serves(bound: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("address", ["10.9.8.7:50051", "host2:50051", "[fd00::1]:50051"])
 async def test_a_peer_elsewhere_is_not_spoken_to_in_plaintext(address: str) -> None:
-    """Any process at that address would get this replica's token, and would be trusted."""
+    """In plaintext any process at that address would get this replica's token, and would be trusted."""
     dial = Dialer(CoordinatorConfig(), Timing.derive(5.0))
     with pytest.raises(ConfigError, match="the connection would be plaintext"):
         async with dial(address):

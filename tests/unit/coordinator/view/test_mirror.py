@@ -31,7 +31,7 @@ def same(view: View, store: MemoryStore) -> bool:
 
 @in_rig(rig)
 async def test_events_that_are_not_newer_are_dropped(r: Rig) -> None:
-    """A resumed watch overlaps the one before; a key must not return to an older value."""
+    """A resumed watch overlaps the previous watch; a key must not return to an older value."""
     await r.mirror.at_least(r.put("a", b"old"))
     old = r.mirror.view.get(KEYS.root + "a")
     revision = r.put("a", b"new")
@@ -123,7 +123,7 @@ async def test_the_mirror_catches_up_after_a_partition(r: Rig) -> None:
 
 @in_rig(rig)
 async def test_a_watch_that_breaks_again_and_again_is_opened_once_it_can_be(r: Rig) -> None:
-    """Meanwhile the mirror has no late watch to leave, and no audit gets an answer."""
+    """Meanwhile the mirror has no late watch to close, and no audit gets an answer."""
     watch = r.client.watch
 
     async def none() -> AsyncIterator[WatchBatch]:
@@ -202,7 +202,7 @@ async def test_an_unreported_write_or_delete_is_no_foreign_revision() -> None:
 
 
 def slow_reads(call: Call) -> Fate:
-    """Have etcd answer reads after 100 ms."""
+    """Make etcd answer reads after 100 ms."""
     return Fate(delay_s=0.05, answer_delay_s=0.05) if call.kind == "read" else Fate()
 
 
@@ -237,7 +237,7 @@ async def test_a_watch_that_is_only_late_is_awaited_without_a_list() -> None:
 
 @in_virtual_time()
 async def test_an_idle_replica_detects_that_its_cluster_was_replaced() -> None:
-    """Its watch delivers nothing, since it waits for a revision that an older snapshot has not reached."""
+    """The replica's watch delivers nothing, because it waits for a revision that the older snapshot has not reached."""
     store, network = MemoryStore(), Scripted(watch_s=10_000.0)
     mirror = Mirror(store.client("r1", network=network), KEYS, new_uid="uid-1")
     running = asyncio.create_task(mirror.run())
@@ -277,7 +277,7 @@ async def test_many_waiters_for_a_late_watch_share_a_few_lists() -> None:
 
 @in_virtual_time()
 async def test_an_audit_counts_no_difference_for_a_silent_watch() -> None:
-    """A frozen etcd member silences only the watch; calls go to another member at once."""
+    """A frozen etcd member silences only the watch; calls go to another member immediately."""
 
     async with rig(network=Scripted(watch_s=17.0)) as r:  # the mirror reopens a watch after 15 s
         r.put("a")

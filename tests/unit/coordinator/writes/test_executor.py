@@ -1,4 +1,4 @@
-"""A decision takes effect once, whatever the network does, and its caller is answered from a fresh view."""
+"""A decision must take effect once, whatever the network does, and its caller must get an answer from a fresh view."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_conflicting_decisions_run_concurrently(r: Rig) -> None:
 async def test_a_write_is_never_joined_with_a_compare_of_the_same_key(
     r: Rig, guard: Compare, first: str
 ) -> None:
-    """Each of the two holds within one transaction, so joining them would delete a pinned checkpoint."""
+    """If the two were joined, both compares would hold, and a pinned checkpoint would be deleted."""
     await r.mirror.at_least(r.put("record", b"committed"))
     record = KEYS.root + "record"
 

@@ -22,7 +22,7 @@ class WentBack:
 
 
 async def test_callers_receive_unavailable_and_the_replica_receives_the_cause() -> None:
-    """A save under way then continues once its session is served again, or learns that the cluster was restored."""
+    """A save under way then continues once its session is served again, or reports that the cluster was restored."""
     store: Store = WentBack()  # type: ignore[assignment]  # the store gets no other call
     measured = MeasuredStore(store, Measures())
     with pytest.raises(Unavailable, match="is at revision 7") as caught:

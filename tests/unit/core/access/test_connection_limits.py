@@ -1,4 +1,4 @@
-"""Connection limits: the connections that are closed, and those that never are."""
+"""Connection limits: which connections are closed, and which are never closed."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_too_many_unadmitted_connections_close_the_oldest_of_the_busiest_address
 @pytest.mark.parametrize(
     ("admitted", "strangers", "closed_ports"),
     [
-        ("aaa", "aaa", [(3, Reason.ADDRESS), (4, Reason.ADDRESS)]),  # never the admitted ones
-        ("aaaaa", "", [(4, Reason.ADDRESS)]),  # the newest one of the address
-        ("aaaabcd", "", [(3, Reason.ALL)]),  # the newest one of the address with most connections
-        ("abcdef", "x", [(6, Reason.ALL)]),  # strangers first
+        ("aaa", "aaa", [(3, Reason.ADDRESS), (4, Reason.ADDRESS)]),  # never those of admitted callers
+        ("aaaaa", "", [(4, Reason.ADDRESS)]),  # the newest connection of the address is closed
+        ("aaaabcd", "", [(3, Reason.ALL)]),  # the newest of the address with most connections is closed
+        ("abcdef", "x", [(6, Reason.ALL)]),  # connections of unknown callers are closed first
     ],
 )
 def test_too_many_connections_close_the_expected_ones(

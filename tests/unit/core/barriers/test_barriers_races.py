@@ -52,7 +52,7 @@ class Race:
         return not_none(self.store.live.head()).record.generation
 
     def round_of(self, rank: int) -> int:
-        """Return the rank's next round: the one after the newest outcome it received."""
+        """Return the rank's next round: the round after the newest outcome that it received."""
         rounds = self.reported.get((rank, self.generation()), set())
         return max(rounds, default=0) + 1
 

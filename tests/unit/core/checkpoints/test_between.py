@@ -1,4 +1,4 @@
-"""A transaction compares every key its decision read, so any relevant write in between makes it fail."""
+"""A transaction compares every key that its decision read, so any relevant write in between must make it fail."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_parts_that_come_before_the_commit_count_after_it(job: KeptJob) -> None:
 
 
 def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
-    """Each replica decides on a view without the other's part; the next decision finds both."""
+    """Each replica decides on a view without the other replica's part; the next decision finds both parts."""
     job = KeptJob(20, a=2)
     report(job, rank=None, digest="m")
     old = job.store.job()
@@ -199,7 +199,10 @@ def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -
 
 
 def test_a_world_restores_the_newest_step_that_survived_the_loss_of_a_host(job: KeptJob) -> None:
-    """Step 40 is on host a only; step 20 is also on s3. Host b replaces a: the world begins at 20 and reports it."""
+    """Step 40 is on host a only; step 20 is also on s3.
+
+    Host b replaces a: the world begins at 20, and the loss is reported.
+    """
     for step in (20, 40):
         job.save(step, tier="disk", shared=False)
     job.copy(20)
@@ -248,7 +251,7 @@ def test_an_adopted_checkpoint_without_acks_can_be_copied() -> None:
             report(job, rank=rank, digest=digest)
     report(job, rank=0, digest="d0")
     with pytest.raises(Conflict, match="has digest d0, and d1 is reported"):
-        report(job, rank=0, digest="d1")  # the manifest names only one of them
+        report(job, rank=0, digest="d1")  # the manifest names only one of the digests
     for part, named in ((0, "d0"), (1, "d1"), (None, "m")):
         report(job, rank=part, digest=named)
     report(job, rank=0, digest="d0")

@@ -96,7 +96,7 @@ def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: Kep
 
 
 def test_a_report_of_another_object_is_verified_separately(job: KeptJob) -> None:
-    """Even from a refuted host: a refutation is for one object only."""
+    """This holds even for a report from a refuted host: a refutation is for one object only."""
     refuted(job)
     job.damage(40, "host-a", object=TWO)
     assert [c.object for c in tasks(job.store.job(), "host-b")] == [TWO]
@@ -146,7 +146,10 @@ def on_own_disks() -> KeptJob:
 
 
 def beside_a_standby() -> KeptJob:
-    """Return a job on host-a and a standby on host-b, which cannot verify: only hosts with a rank in the world can."""
+    """Return a job on host-a and a standby on host-b.
+
+    The standby cannot verify: only hosts with a rank in the world can.
+    """
     job = KeptJob(20, 40, a=1)
     register(job.store, "b")
     job.plan()
@@ -218,7 +221,7 @@ def test_a_generation_with_a_corrupt_restore_point_is_replaced_from_an_earlier_s
 
 @pytest.mark.parametrize("waits", [2, 0])
 def test_a_job_with_only_corrupt_checkpoints_fails_and_does_not_start_over(job: KeptJob, waits: int) -> None:
-    """Either the generation waits for the damaged bytes (2), or none does, and then a member dies (0)."""
+    """Either the generation waits for the damaged bytes (2), or no generation waits and then a member dies (0)."""
     for step in (20, 40):
         job.damage_confirmed(step, generation=waits)
     if not waits:
@@ -252,7 +255,7 @@ def test_a_confirmation_waits_for_a_host_that_joins_the_world_meanwhile() -> Non
 
 
 def test_a_report_is_not_confirmed_alone_while_a_world_forms(job: KeptJob) -> None:
-    """A member has left, and a standby host that never had a rank may get one, and then verify."""
+    """A member has left. A standby host that never had a rank may get a rank, and then verify."""
     register(job.store, "c")
     job.damage(40, "host-a")
     leave(job.store, "b")
@@ -322,7 +325,10 @@ def test_a_host_that_cannot_read_reports_it_and_confirms_nothing(job: KeptJob) -
 
 @pytest.fixture
 def chain() -> KeptJob:
-    """Return a Full of step 40 and Incrementals at 60, 80 and 100, each on the one before; all copied but the last."""
+    """Return a Full of step 40 and Incrementals at 60, 80 and 100, each on the previous one.
+
+    All but the last are copied.
+    """
     job = KeptJob(20, 40, a=1, b=1)
     for step in (60, 80, 100):
         job.incremental(step, step - 20)
@@ -337,7 +343,7 @@ def in_step(job: KeptJob, step: int) -> str:
 
 
 def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> None:
-    """The object was read for step 80 and lies in step 40. Steps 40 to 80 need it; 100 may have its own copy."""
+    """The object was read for step 80 and belongs to step 40. Steps 40 to 80 need it; 100 may have its own copy."""
     chain.damage(80, "host-a", object=in_step(chain, 40))
     view = chain.store.job()
     assert [step for step in (20, 40, 60, 80, 100) if has_open_report(view, chain.record(step))] == [

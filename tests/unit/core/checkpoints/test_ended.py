@@ -1,4 +1,4 @@
-"""Keys that an aborted attempt leaves, and an Incremental's needs of the attempts that it uses."""
+"""Keys that an aborted attempt leaves, and conditions for the attempts that an Incremental uses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_acks_stay_if_only_they_name_the_hosts_of_the_parts() -> None:
     ],
 )
 def test_an_incremental_is_not_begun_on_a_base_that_leaves_a_tier(tier: str, why: str) -> None:
-    """Its chunks lie on its base's tier, and it could never be copied to a tier that the base leaves."""
+    """The Incremental uses chunks on its base's tiers, so it could never be copied to a tier that the base leaves."""
     job = KeptJob()
     job.save_and_copy(20, 40)
     for finished in (False, True):

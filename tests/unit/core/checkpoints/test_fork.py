@@ -183,7 +183,7 @@ def test_a_rewind_refuses_saves_until_the_next_generation_restores_its_step(job:
     job.plan()
     assert generation(job) == (2, 20)
     assert job.store.job().rewind() is None
-    rewind(job, 20, generation=1)  # a retry after a first try that succeeded
+    rewind(job, 20, generation=1)  # a retry, although the first try succeeded
     job.plan()
     assert generation(job) == (2, 20)
     with pytest.raises(StaleGeneration):
@@ -220,7 +220,7 @@ def test_a_job_can_be_rewound_and_then_moved_forward_again(job: KeptJob) -> None
 
 
 def test_a_begun_save_fails_if_a_rewind_is_written_first(job: KeptJob) -> None:
-    """The begin compares that no rewind is requested, so the second of the two writes fails."""
+    """The begin's transaction compares the absence of a rewind request, so the later of the two writes fails."""
     request = BeginRequest(
         author=job.author(0), step=60, type=CheckpointType.FULL, root=ROOT, attempt=AttemptId("x60")
     )

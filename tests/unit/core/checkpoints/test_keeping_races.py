@@ -139,10 +139,10 @@ REMOVES = ("mark", "delete", "delete-tier")
 def test_concurrent_use_and_removal_of_a_checkpoint_keep_the_invariants(
     needs: str, removes: str, needs_first: bool
 ) -> None:
-    """Two actors decide on the same view; whichever write comes first, the other is refused or harmless.
+    """Two actors decide on the same view. Their writes come in both orders: the later write is refused or harmless.
 
-    A random search meets few of these pairs; here each is met. The needed checkpoint is the removed one (0),
-    or the one whose existence permits the removal (3).
+    A random search meets few of these pairs; this test runs each pair. The needed checkpoint is the removed
+    checkpoint (0), or the checkpoint whose existence permits the removal (3).
     """
     for needed in (0, 3):
         race = Race()
@@ -167,7 +167,7 @@ WHAT = (
 
 @pytest.mark.parametrize("seed", range(100))
 def test_random_interleavings_never_remove_a_checkpoint_in_use(seed: int) -> None:
-    """Acts are drawn evenly, unlike hypothesis's: one seed in ten saves an Incremental on a copy being removed."""
+    """Acts are drawn evenly, unlike by hypothesis: one seed in ten saves an Incremental on a copy under removal."""
     rng, race = random.Random(seed), Race()
     for _ in range(40):
         observer = race.observers[rng.randrange(3)]

@@ -82,7 +82,7 @@ def test_every_supported_storage_root_is_accepted(job: Job, root: str) -> None:
     ],
 )
 def test_an_invalid_begin_is_refused_with_the_reason(job: Job, wrong: dict[str, Any], why: str) -> None:
-    """The catalog's paths are shown to people: no unknown scheme, no secret, no control character."""
+    """Paths in the catalog are shown to people: no unknown scheme, no secret and no control character may occur."""
     with pytest.raises(InvalidArgument, match=why):
         job.begin(**wrong)
 

@@ -223,7 +223,10 @@ def test_no_interleaving_breaks_an_invariant(
 @settings(max_examples=60, deadline=None)
 @given(order=st.permutations(range(8)), rank=st.integers(0, 2))
 def test_some_view_commits_in_any_order_of_the_last_acks(order: list[int], rank: int) -> None:
-    """The two last acks come through two replicas; each decides alone, and again on every change."""
+    """The two last acks come through two replicas.
+
+    Each replica decides on its own view, and again after every change.
+    """
     job = Job(a=2, b=1)
     job.begin()
     job.ack(rank)
@@ -241,7 +244,7 @@ def test_some_view_commits_in_any_order_of_the_last_acks(order: list[int], rank:
 
 
 def commits(replica: Observer) -> None:
-    """Let a replica catch up and commit what is complete, as each does on a change."""
+    """Let a replica catch up and commit all complete saves, as each replica does on a change."""
     replica.catch_up()
     for entry in replica.job.checkpoints():
         if (txn := decide_commit(replica.job, entry).txn) is not None:

@@ -214,7 +214,10 @@ def test_the_newest_copy_on_a_shared_tier_stays_until_a_newer_one_is_copied() ->
 
 
 def test_a_corruption_report_between_decision_and_mark_stops_the_deletion() -> None:
-    """The newest checkpoint permits the deletion of the others; if it is damaged, no good one would be left."""
+    """The newest checkpoint permits the deletion of the others.
+
+    If the newest is damaged, no good checkpoint would be left.
+    """
     job = KeptJob(20, 40, a=1, b=1)
     job.policy(latest=1)
     txn = tombstone(job)

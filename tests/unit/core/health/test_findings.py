@@ -1,4 +1,4 @@
-"""Findings of a job's faults, each with the one sentence that every view shows."""
+"""Findings about a job's faults: each has one sentence, which every status view shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goodput: every second of all generations is booked once."""
+"""Goodput: every second of all generations must be counted once."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_main_threads_activity_is_read_from_its_stack(stack: str, what: str)
 
 
 def test_files_of_strata_that_these_stacks_name_exist() -> None:
-    """A module that moves would be classified by nobody, and these tests would go on with its old path."""
+    """If a module moved, its frames would no longer be classified, and these tests would go on with its old path."""
     simulated = Path(simulated_stacks.__file__).read_text() + Path(simulated_training.__file__).read_text()
     named = set(re.findall(r"\{SITE\}/(strata/[\w/]+\.py)", Path(__file__).read_text() + simulated))
     assert len(named) >= 7
@@ -165,7 +165,7 @@ def test_a_rank_that_waits_for_a_batch_shows_it_in_its_own_stack() -> None:
 
 
 def dump_of_main(stack: str) -> str:
-    """Return the part of a dump that is the main thread's: the last one."""
+    """Return the main thread's part of a dump, which is the last part."""
     return stack[stack.rindex("hread 0x") :]
 
 

@@ -131,12 +131,12 @@ def test_scores_are_against_the_fastest_and_against_the_own_best_without_the_wai
     [
         ((1.0, 1.1, 0.9, 2.0, 4.0), {4: 3.64, 3: 1.82}),
         ((), {}),
-        ((1.0, 9.0), {}),  # of two ranks neither is known to be the slow one
+        ((1.0, 9.0), {}),  # with two ranks, neither is known to be the slow rank
         ((1.0,) * 8, {}),
         ((0.004, 0.004, 0.004, 0.012), {}),  # a few milliseconds are no evidence
         ((0.004, 0.004, 0.004, 0.018), {3: 4.5}),
-        ((1, 1, 2, 2), {2: 2.0, 3: 2.0}),  # half of all may be slow
-        ((1, 2, 2), {}),  # more than half are not
+        ((1, 1, 2, 2), {2: 2.0, 3: 2.0}),  # half of all ranks may be slow
+        ((1, 2, 2), {}),  # if more than half differ, no rank counts as slow
     ],
 )
 def test_a_straggler_is_slower_than_most(costs_s: tuple[float, ...], named: dict[int, float]) -> None:

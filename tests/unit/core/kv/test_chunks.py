@@ -95,7 +95,7 @@ def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store, epo
 
 @pytest.mark.usefixtures("tiny")
 def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store, epoch: int) -> None:
-    """t1: the leader sends a chunk and gets no answer. t2: it plans anew. t3: the first chunk arrives."""
+    """t1: the leader sends a chunk and gets no answer. t2: the leader plans again. t3: the first chunk arrives."""
     crowd(store, 20)
     lost = plan(store, epoch).txns
     wait_exit(store, *range(10, 20))

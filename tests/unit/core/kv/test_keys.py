@@ -85,7 +85,7 @@ def test_every_key_lies_below_the_root_and_none_has_an_empty_part() -> None:
 
 
 def test_no_key_is_a_prefix_of_another_by_accident() -> None:
-    """A folder ends in a slash; exactly the keys that begin with it lie in it."""
+    """A folder's name ends in a slash; the folder contains exactly the keys that begin with this name."""
     assert not JOB.worker("a").startswith(JOB.root + "world")
     assert not JOB.head.startswith(JOB.worlds)
     assert not JOB.barrier_name("b2").startswith(JOB.barrier_name("b"))

@@ -1,4 +1,4 @@
-"""A start never silently runs nothing: commands, runs, and newcomers to a job that has ended."""
+"""A start must never silently run nothing: other commands, other runs, and newcomers to a job that has ended."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ OWN_HINTS = ("give the job another name", "strata jobs delete job")
         (trains, {"command": OTHER, "anew": True}, Conflict, (TRAIN.text, OTHER.text), ("--job",)),
         (trains, {"command": OTHER, "resume": True}, Conflict, (TRAIN.text, OTHER.text), ("--job",)),
         (trains, {"command": OTHER, "worker": "w0"}, Conflict, (TRAIN.text, OTHER.text), ("--job",)),
-        # another command in a job without members: waiting changes nothing, but a flag does
+        # another command in a job without members: waiting does not help, but a flag does
         (unfinished, {"command": OTHER}, Refused, (TRAIN.text, OTHER.text), ("--job", "--new", "--resume")),
         (unfinished, {"command": LONGER, "incarnation": 3}, Conflict, (LONGER.text,), ("--job",)),
         # a job that is done: the same run, or an unknown one
@@ -192,7 +192,7 @@ def test_members_without_a_command_are_not_compared(store: Store) -> None:
 def test_of_two_commands_that_come_at_once_one_has_the_job(
     store: Store, first: Command, second: Command
 ) -> None:
-    """Both saw the job without members; the later one decides again and is refused."""
+    """Both commands decided on the job without members; the later command decides again and is refused."""
     come(store)
     leave(store, "w0")
     late = Observer(store)
@@ -314,7 +314,7 @@ def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_t
 def test_a_job_is_retried_up_to_its_limit_for_early_or_late_failures(
     store: Store, epoch: int, limit: int, failures: str
 ) -> None:
-    """If the last generation failed early and nothing is saved, the next run starts the job again."""
+    """If the last generation failed early and the job has no checkpoint, the next run starts the job again."""
     come(store, max_no_progress_generations=limit)
     carry_out(store, epoch)
     for tried, how in enumerate(failures, 1):
@@ -351,7 +351,7 @@ def test_a_rank_exit_with_78_fails_the_job_until_the_next_run(store: Store, save
 
 @pytest.mark.parametrize("on_all", [False, True])
 def test_a_newcomers_exit_with_78_does_not_fail_the_job(store: Store, epoch: int, on_all: bool) -> None:
-    """Nor does it if all ranks exit with 78, since they compare their settings."""
+    """The job does not fail even if all ranks exit with 78, as they do after they compared their settings."""
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
     come(store, "w1")
@@ -400,7 +400,7 @@ def test_a_job_with_a_checkpoint_survives_repeated_early_failures(store: Store) 
 
 
 def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store, epoch: int) -> None:
-    """The remaining ranks fail early too, because they lost their peer."""
+    """The remaining ranks also fail early, because they lost their peer."""
     for worker in ("w0", "w1"):
         come(store, worker, min_workers=2, max_workers=2)
     carry_out(store, epoch)

@@ -36,7 +36,7 @@ STEP = 20
 
 
 def saved(job: Job) -> None:
-    """Have the ranks agree on a step, and save it."""
+    """Make the ranks agree on a step, and save it."""
     agreed(job.store, STEP)
     commit(job.store, STEP)
 
@@ -52,7 +52,7 @@ def meet(job: Job, barrier: str, generation: int = 1) -> None:
 
 
 def go(job: Job, *, request_ages_s: float = 0.0) -> str:
-    """Carry out all that the leader plans once the members have settled."""
+    """Execute all plans of the leader once the members have settled."""
     while (planned := plan(job.store, job.epoch, settled=True, request_ages_s=request_ages_s)).txns:
         for txn in planned.txns:
             assert job.store.execute(txn).succeeded, planned.reason
@@ -205,7 +205,7 @@ def test_a_training_about_to_finish_is_not_restarted_for_a_newcomer(job: Job, ho
 def test_a_world_below_the_minimum_does_not_grow_until_enough_members_join(
     supports_graceful_stop: bool,
 ) -> None:
-    """The minimum is raised to 4: the two members train on until there are 4, rather than stop for three."""
+    """The minimum is raised to 4: the two members train on until there are 4 members, and do not stop for three."""
     job = Job(2, least=1)
     go(job)
     if supports_graceful_stop:
@@ -222,7 +222,7 @@ def test_a_world_below_the_minimum_does_not_grow_until_enough_members_join(
 
 
 def test_a_rank_that_exits_early_during_a_resize_counts_as_failed(job: Job) -> None:
-    """If this counted as a stop, nothing would end a generation that is about to finish."""
+    """If the exit counted as a stop, nothing would end a generation that is about to finish."""
     go(job)
     meet(job, CLOSING_BARRIER)
     ends(job.store, 0, 75)
@@ -310,7 +310,7 @@ def test_a_head_planned_before_the_closing_barrier_is_not_written(job: Job) -> N
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1)])
 def test_a_head_planned_before_a_rank_finished_is_not_written(ranks: tuple[int, ...]) -> None:
-    """The ranks do not support graceful stop: such a head would train again after all ranks are done."""
+    """The ranks do not support graceful stop: with such a head they would train again after all of them are done."""
     job = Job(2, least=1)
     go(job)
     register(job.store, "w2", min_workers=1, max_workers=3)

@@ -48,7 +48,7 @@ def run(seed: int) -> dict[int, str]:
     """Play one race; return the process of each incarnation."""
     store = Store()
     replicas = [Replica(Observer(store), instance) for instance in REPLICAS]
-    born: dict[str, int] = {}  # by boot: the process's incarnation, as far as it knows
+    born: dict[str, int] = {}  # by boot: the incarnation that the process believes to have
     failed: set[int] = set()  # incarnations whose transport failed, known to their replica
     owner: dict[int, str] = {}  # by incarnation: its boot
 

@@ -1,4 +1,4 @@
-"""A process is frozen only if every sample for `detect_s` shows it stopped, and no sample is late."""
+"""A process counts as frozen only if every sample for `detect_s` shows it stopped, and no sample is late."""
 
 from __future__ import annotations
 

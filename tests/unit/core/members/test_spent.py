@@ -1,4 +1,4 @@
-"""Spent members, which cannot restart: they stay in one begun generation, and a world with one does not grow."""
+"""Spent members cannot restart: each stays in one begun generation, and a world with such a member does not grow."""
 
 from __future__ import annotations
 

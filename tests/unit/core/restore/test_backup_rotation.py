@@ -52,7 +52,7 @@ def lost(
         (["0:db,json", "24.1:db"], 9, ["default-24.1.db"]),
         (["0:db,json", "24.1:tmp", "23.9:tmp"], 9, ["default-24.1.tmp"]),
         (["0:db,json", "30:db,json,tmp"], 9, ["default-30.tmp"]),
-        # Strata never leaves metadata alone: a person moved the database and may bring it back
+        # Strata never leaves metadata without a database: a person moved the database and may bring it back
         (["0:db,json", "99:json"], 1, []),
         # another host's clock is ahead: the new backup is kept
         (["0:db,json", "-1:db,json"], 1, ["default--1.json", "default--1.db"]),

@@ -184,7 +184,7 @@ def test_an_unread_checkpoint_stays_as_recorded_with_a_warning() -> None:
 
 @pytest.mark.parametrize("why", ["", "its strata.json is no document"])
 def test_a_job_whose_folder_was_not_listed_stays_as_it_was_and_is_named_once(why: str) -> None:
-    """Its strata.json is lost or damaged, which proves nothing about its checkpoints."""
+    """The job's strata.json is lost or damaged. That proves nothing about the job's checkpoints."""
     job = LostJob(20, 40)
     unread = {f"{ROOT}/job": why} if why else {}
     result, store = restored(job.base(), Found(roots=(ROOT,), unread=unread))
@@ -398,7 +398,7 @@ def test_a_finished_job_stays_finished() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.PAUSED])
 def test_a_job_with_checkpoints_after_the_backup_runs_again(phase: Phase) -> None:
-    """The backup's phase is outdated: it would end a training that continued."""
+    """The backup's phase is outdated: if it were kept, it would end a training that had continued."""
     job = LostJob(20)
     job.store.put(JOB.phase, JobPhase(phase=phase, reason="all ranks are done", epoch=job.epoch, attempt=3))
     base = job.base()

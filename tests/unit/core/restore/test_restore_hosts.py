@@ -1,4 +1,4 @@
-"""Copies on hosts' own disks: a search on the operator's host proves nothing about the others."""
+"""Copies on hosts' own disks: a search on the operator's host proves nothing about other hosts' disks."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_job_without_a_record_skips_generations_if_no_root_was_searched() -> N
 
 
 def test_a_generation_whose_first_checkpoint_was_removed_is_named() -> None:
-    """That world's restore point was in the marker that retention removed."""
+    """The world's restore point was in the marker that retention removed."""
     job = LostJob(20, 40)
     base = job.base()
     job.store.settle(lambda view: decide_rewind(view, generation=1, step=20))

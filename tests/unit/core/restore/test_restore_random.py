@@ -1,4 +1,4 @@
-"""Random histories, restored from a backup of a random moment and the storage at the end."""
+"""Random histories, restored from a backup of a random moment and from the storage as it was at the end."""
 
 from __future__ import annotations
 

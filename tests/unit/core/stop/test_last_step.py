@@ -1,4 +1,4 @@
-"""All ranks stop after the same step: every interleaving of small models, its planted faults, and the edges."""
+"""All ranks must stop after the same step: every interleaving of small models, the planted faults, and edge cases."""
 
 from __future__ import annotations
 

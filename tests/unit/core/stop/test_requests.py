@@ -127,7 +127,7 @@ def test_code_75_is_a_failure_unless_a_stop_was_requested(job: Job) -> None:
 
 @pytest.mark.parametrize("code", [1, -15, -9, -11])
 def test_a_rank_that_ends_after_a_requested_stop_of_another_counts_as_stopped(code: int) -> None:
-    """The stopped rank's departure breaks the other ranks' collectives, or they are torn down with it."""
+    """The stopped rank's departure breaks the other ranks' collectives, or these ranks are ended together with it."""
     job = Job(max_no_progress_generations=1)
     job.stop(PREEMPT)
     job.ends(0)
@@ -348,7 +348,7 @@ def test_a_job_resumed_before_the_leader_saw_its_pause_starts_a_new_generation(j
 def test_preempted_members_leave_if_the_job_resumes_before_the_leader_saw_its_pause(
     job: Job,
 ) -> None:
-    """Otherwise all ranks train on, and no notice can be written until the request is removed."""
+    """If they stayed, all ranks would train on, and no notice could be written until the request is removed."""
     job.stop(PREEMPT)
     job.stop(PAUSE, now=True)
     resume(job)
@@ -369,7 +369,7 @@ def test_preempted_members_leave_even_if_only_they_have_the_checkpoint() -> None
     job.save(20, tier="disk", shared=False)
     register(job.store, "b")
     job.store.settle(lambda view: decide_stop(view, StopRequest(action=PREEMPT)))
-    register(job.store, "c")  # enough for a world, and none of them has step 20
+    register(job.store, "c")  # now there are enough members for a world, and none of them has step 20
     job.store.settle(lambda view: decide_stop(view, StopRequest(action=PAUSE, now=True)))
     job.store.settle(decide_resume)
     assert "lies on the disks of other hosts" in carry_out(job.store, job.epoch, settled=True)

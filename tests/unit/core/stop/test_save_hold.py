@@ -1,4 +1,4 @@
-"""Held saves: the record, the generation that is not counted as one without progress, and the sentence shown."""
+"""Held saves: their record, the generation (it does not count as one without progress), and the shown sentence."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ TWO = {"w0": (0, 0), "w1": (1, 1)}
             world=ALL_THREE,
             no_progress=1,
         ),
-        # a forming world, which counts neither as a failure nor as progress; nor does growth
+        # a forming world and growth: neither counts as a failure or as progress
         Row(
             members=2,
             story="settle, leave w0, go",

@@ -97,7 +97,7 @@ class Race:
             self.store.execute(decision.txn)
 
     def commit(self, step: int) -> None:
-        """Commit a checkpoint by PROTOCOLS 8.3, shortened: begun and complete in one write."""
+        """Commit a checkpoint as in PROTOCOLS 8.3, but with the begin and the completion in one write."""
         head = self.store.live.head()
         if head is None or head.record.forming:
             return
@@ -189,7 +189,7 @@ class Race:
         assert self.store.problems() == []
 
     def hold(self, step: int) -> None:
-        """Report for rank 0 that it has trained to `step` and cannot save it."""
+        """Report for rank 0 that it has trained to `step` and cannot save this step."""
         world = self.store.live.world()
         if world is None or world.head.forming:
             return
@@ -210,7 +210,7 @@ class Race:
         return latest is None or latest.record.record_generation != head.record.generation
 
     def check_held(self, before: WorldHead, after: WorldHead) -> None:
-        """Assert that a held generation neither counts as one without progress nor resets the count."""
+        """Assert that a held generation does not count as one without progress, and does not reset this count."""
         phase = self.store.live.view.record(JOB.phase, JobPhase)
         assert phase is None or "in a row failed without a checkpoint" not in phase.reason
         if after.generation != before.generation:

@@ -154,7 +154,7 @@ def no_thread(**_: Any) -> threading.Thread:
 def test_old_checkpoints_are_deleted_before_dcps_process_or_the_program_exits(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer waits only for the reply of DCP's process, which ends with it; an exiting program starts no threads."""
+    """The trainer waits only for the reply of DCP's process, which then ends; an exiting program starts no threads."""
     writer = StrataWriter(tmp_path, keep_count=1)
     if ends:
         monkeypatch.setattr(writing, "Thread", no_thread)
@@ -296,7 +296,7 @@ def test_a_read_that_succeeds_on_retry_is_loaded_without_a_report(
 
 
 def test_missing_files_are_not_reported_as_corruption(tmp_path: Path) -> None:
-    """The file system may not be mounted. Otherwise a world of one host would condemn an intact checkpoint."""
+    """The file system may not be mounted: a world of one host would else mark an intact checkpoint as corrupt."""
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
     next(tmp_path.glob("job/step-*/rank-00000.safetensors")).unlink()

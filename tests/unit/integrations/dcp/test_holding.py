@@ -1,4 +1,4 @@
-"""The reader lease of a load by DCP: which checkpoint it keeps from deletion, and for how long."""
+"""The reader lease of a load by DCP: which checkpoint the lease protects from deletion, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCP's planners: plain values saved as JSON, and the readers of them besides DCP."""
+"""DCP's planners: plain values are saved as JSON, and other readers than DCP can read them."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Late(JsonSavePlanner):
 
 @pytest.mark.parametrize("coordinated", [False, True])
 def test_a_new_save_aborts_the_save_in_progress(coordinated: bool, tmp_path: Path) -> None:
-    """Neither save stores its state under the other's step."""
+    """Neither save may store its state under the step of the other save."""
     cluster = Cluster(n1=1)
     writer = StrataWriter(tmp_path, keep_count=0, client=cluster.port(0) if coordinated else None)
     first, second = Late(), Late()

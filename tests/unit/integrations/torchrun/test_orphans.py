@@ -1,4 +1,4 @@
-"""Workers end with their agent, also if it is killed. No other process ends."""
+"""Workers must end with their agent, even if the agent is killed. No other process may be ended."""
 
 from __future__ import annotations
 

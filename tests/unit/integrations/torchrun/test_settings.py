@@ -1,4 +1,4 @@
-"""The settings of an agent under torchrun, and those it refuses before it connects."""
+"""The settings of an agent under torchrun, and settings that the agent refuses before it connects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settings(
 def test_preempt_settings_take_the_same_precedence_as_in_strata_run(
     env: dict[str, str], conf: dict[str, str], who: str, grace_s: float
 ) -> None:
-    """The training's setting, from STRATA_TRAIN_PREEMPT or strata.toml, counts unless the agent's own settings override it."""
+    """The training's setting, from STRATA_TRAIN_PREEMPT or strata.toml, counts unless the agent's own override it."""
     found = settings(env=env, conf=conf, training=TrainingConfig(preempt="member", preempt_grace_s=40.0))
     assert (found.preempt, found.preempt_grace_s) == (who, grace_s)
 

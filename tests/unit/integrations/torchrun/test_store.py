@@ -38,7 +38,7 @@ def made(
 
 @pytest.mark.parametrize("group_rank", [0, 1])
 def test_torch_numbers_its_workers_without_reading_the_shared_store(group_rank: int) -> None:
-    """The store behind is empty here, because another agent may end before it writes to it."""
+    """The shared store is empty in this test, because another agent may end before it writes to this store."""
     spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=None, entrypoint="true")  # type: ignore[arg-type]
     number = SimpleElasticAgent._assign_worker_ranks
     workers = number(None, made(HashStore()), group_rank, 2, spec)

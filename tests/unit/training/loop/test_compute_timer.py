@@ -1,4 +1,4 @@
-"""A rank's compute time of a step: the wait for its batches and its thread's work, without the wait for other ranks."""
+"""A rank's compute time of a step: its wait for batches and its thread's work, not its wait for other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strata.training.loop.compute_timer import ComputeTimer
 
 
 class Time:
-    """A clock that only a test moves: `sleep` passes time, and `work` uses processor time as well."""
+    """A clock that only a test moves: `sleep` passes time, and `work` also uses processor time."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

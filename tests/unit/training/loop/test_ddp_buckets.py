@@ -1,4 +1,4 @@
-"""The buckets of DistributedDataParallel after a restart: filled in the saved order, or left alone by all ranks."""
+"""DDP's buckets after a restart: all ranks fill them in the saved order, or no rank changes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDER = [3, 2, 5, 4, 1, 0]
 
 
 class Ranks:
-    """Three ranks, of which the other two send the payload of a test."""
+    """Three ranks: this rank, and two others that send the payload of a test."""
 
     world_size = 3
     rank = 0

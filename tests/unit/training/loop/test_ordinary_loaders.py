@@ -20,7 +20,7 @@ from tests.unit.training.room import LIMIT_S, Room
 
 
 class Reusing:
-    """A loader that reuses one buffer for all of its batches, and has more batches than its length."""
+    """A loader that reuses one buffer for all its batches, and has more batches than its length says."""
 
     def __init__(self, count: int, length: int | None = None) -> None:
         self.drawn = 0
@@ -197,7 +197,7 @@ def test_a_rank_that_is_late_with_its_loader_is_waited_for() -> None:
 
 
 def test_agreed_lengths_are_kept_while_the_coordinators_are_lost() -> None:
-    """Otherwise a rank would wait alone in a collective once the coordinators are lost."""
+    """If they were not kept, a rank would wait alone in a collective once the coordinators are lost."""
     lengths = Lengths(Scripted(reported(3), Unavailable("no outcome")))
     assert [lengths.shortest(5) for _ in range(3)] == [3, 3, 3]
 

@@ -112,7 +112,7 @@ def test_a_restarted_run_resumes_at_the_saved_step(tmp_path: Path) -> None:
         assert again.step == 6
     assert weights[0] == sum(range(12))
 
-    with started(tmp_path) as after:  # the end was saved as well
+    with started(tmp_path) as after:  # the end was saved too
         assert after.step == 6
         assert list(after.steps(batches(6))) == []
 
@@ -369,7 +369,7 @@ def test_a_common_save_waits_for_all_ranks_and_earlier_saves_unless_over(
 
 
 def test_a_closing_rank_meets_a_rank_that_saves_the_same_step(tmp_path: Path) -> None:
-    """Rank 0 leaves its loop by break at a step. For rank 1, which completes that step, a save is due."""
+    """Rank 0 leaves its loop by break at a step. Rank 1 completes that step, and a save is due for it."""
     room = Room(2)
     ended: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader: elastic if a DataLoader would be; otherwise it resumes from its own state."""
+"""torchdata's StatefulDataLoader: elastic if a DataLoader would be elastic; otherwise it resumes from its own state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defin
 
 
 class Again(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
-    """A stream that restarts at the first number each epoch; after the last number its state is a new epoch's."""
+    """A stream that restarts at the first number each epoch. After the last number its state is that of a new epoch."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -198,7 +198,7 @@ def test_a_loader_that_cannot_resume_is_refused() -> None:
 
 
 class Derived(StatefulDataLoader):  # type: ignore[misc, valid-type]
-    """A loader that Strata does not rebuild, since a subclass may do anything."""
+    """A loader that Strata does not rebuild, because it does not know what a subclass does."""
 
 
 def test_a_loader_that_reads_the_whole_dataset_on_every_rank_is_refused() -> None:
@@ -306,7 +306,7 @@ def test_a_save_does_not_change_the_next_batches(tmp_path: Path) -> None:
 
 
 def test_the_next_epoch_begins_where_an_abandoned_one_stopped() -> None:
-    """This holds however many batches a save drew early."""
+    """The number of batches that a save drew early does not matter."""
     feed = feeding().feed(stream(), 1)
     fed(feed, Position(), 2)
     feed.facts(Position(epoch_batches=2))
@@ -315,7 +315,7 @@ def test_the_next_epoch_begins_where_an_abandoned_one_stopped() -> None:
 
 
 def test_a_stream_resumes_with_steps_of_several_batches(tmp_path: Path) -> None:
-    """The loader's end marks the last step of an epoch, and its state then records that end."""
+    """The last step of an epoch is known by the end of the loader, and the loader's state then records the end."""
     check(tmp_path, stream, deaths=[3, 4], every=1, accumulate=4)
 
 
@@ -359,7 +359,7 @@ def test_an_abandoned_epoch_is_continued() -> None:
 
 
 def test_loaders_that_take_turns_are_refused() -> None:
-    """Loaders that follow one another are accepted: a save holds the state of the loader that the epoch reads."""
+    """Loaders that follow one another are accepted: a save has the state of the loader that the epoch reads."""
     ranks = feeding()
     first, second = ranks.feed(stream(), 1), ranks.feed(stream(), 1)
     fed(first, Position(), EPOCH)

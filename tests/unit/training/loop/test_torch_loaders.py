@@ -85,7 +85,7 @@ def test_accumulation_keeps_the_batches_of_a_step() -> None:
 
 
 def test_a_world_that_does_not_divide_the_batch_trains_on_the_same_samples() -> None:
-    """With the weights, each sample counts the same: the ranks' mean gradient equals that of one rank alone."""
+    """With the weights, all samples count equally: the ranks' mean gradient equals the gradient of one rank alone."""
     data = loader()
     saved = feeding(0, 2).feed(data, 2).facts(Position())
     whole = epoch(data, 2, Position(), accumulate=2)

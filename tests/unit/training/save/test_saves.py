@@ -103,7 +103,10 @@ def test_the_next_save_is_planned_by_the_slowest_rank(manager: CheckpointManager
 def test_the_cost_of_a_save_excludes_the_time_until_the_next_save(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer may evaluate for long meanwhile. If that time counted, no grace would seem long enough for a save."""
+    """The trainer may evaluate for long between two saves.
+
+    If this time counted, no grace would seem long enough for a save.
+    """
     time, state, copied = Time(), dict[str, Any](), threading.Event()
 
     def arrive() -> None:
@@ -269,7 +272,7 @@ def test_a_save_that_is_committed_as_its_wait_ends_is_no_error(
 def test_a_rank_reports_the_reason_for_holding_a_save(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait for a buffer is replaced here; `Holds.wait_for_buffer` has it."""
+    """This test replaces the wait for a buffer, which is `Holds.wait_for_buffer`."""
     limits: list[float] = []
 
     def wait_for_buffer(limit_s: float) -> str:

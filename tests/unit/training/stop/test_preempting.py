@@ -194,7 +194,10 @@ def test_a_signal_in_an_ended_world_is_obeyed_without_a_request(room: Room) -> N
 def test_a_rank_that_is_ended_with_its_generation_finishes_the_common_save(
     room: Room, received: bool
 ) -> None:
-    """The leader writes the next head at the commit, while the commit marker may still be on its way to storage."""
+    """The leader writes the next head at the commit.
+
+    At this time the commit marker may still be on its way to storage.
+    """
     context = Asking(room, 0)
     context.answer = StaleGeneration("the world is generation 2")
     it = preemption(context)
@@ -217,7 +220,7 @@ def usr1() -> Iterator[Callable[[], None]]:
 def test_a_handled_signal_is_not_obeyed_if_the_world_ends_after_the_run_closed(
     room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report that its world has ended arrives in the session's thread, which is slower than the run."""
+    """The report of the world's end arrives in the session's thread, which is slower than the run."""
     context = Asking(room, 0)
     context.answer = notice()
     it = preemption(context, signals=(signal.SIGUSR1,))
@@ -227,7 +230,7 @@ def test_a_handled_signal_is_not_obeyed_if_the_world_ends_after_the_run_closed(
     usr1()
     assert context.requested.wait(LIMIT_S)
     it.closed()
-    it._world_ended()  # it arrives after the run has closed
+    it._world_ended()  # the report arrives after the run has closed
     assert obeyed == []
 
 

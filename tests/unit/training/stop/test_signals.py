@@ -1,4 +1,7 @@
-"""Signals are noticed whatever the main thread does, obeyed the second time, and not passed to children."""
+"""A signal is noticed whatever the main thread does.
+
+The second signal is obeyed at once. No signal is passed to children.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_ends_the_program(
     program.signal_received(USR1)
     program.signal_received(
         TERM
-    )  # another signal: a scheduler warns with the first one and ends with the second
+    )  # another signal: a scheduler warns with the first signal and ends the process with the second
     program.talker.signal(TERM)
     assert program.talker.join() == -TERM
     assert [e["number"] for e in program.record.of("asked")] == [USR1, TERM]

@@ -67,7 +67,7 @@ def test_a_stop_at_a_step_with_a_due_save_awaits_that_save(tmp_path: Path) -> No
 
 
 def test_a_rank_that_receives_the_notice_late_stops_at_the_common_step(tmp_path: Path) -> None:
-    """While rank 1 is deaf, rank 0 trains on: no rank waits before there is a step to hold at."""
+    """While rank 1 does not get the notice, rank 0 trains on: no rank waits before a step to wait at is known."""
     room = Room(2)
     room.deaf = {1}
     trainers, met = training(room, tmp_path)
@@ -110,7 +110,7 @@ def test_a_save_that_exceeds_the_grace_is_skipped_with_an_error(
     "brings", [{"left_ms": 4000, "cost_ms": 5000}, {"can_save": False}], ids=["no time", "it cannot"]
 )
 def test_all_ranks_skip_a_save_that_one_rank_cannot_make(brings: Any, tmp_path: Path) -> None:
-    """The save may be one in which all ranks gather: a rank that skipped it alone would leave the others hanging."""
+    """The save may contain a collective of all ranks: if one rank alone skipped it, the other ranks would hang."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_DRAIN, workers=["w1"], grace_s=1000.0)
@@ -187,7 +187,7 @@ def test_only_a_remaining_rank_waits_out_an_outage_in_the_common_save(
 def test_a_rank_that_waits_for_the_common_save_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that reports nothing for longer than its steps take would count as stalled, and be evicted."""
+    """A rank that reports nothing for longer than its steps take would count as stalled and be evicted."""
     monkeypatch.setattr(saves, "REPORT_S", 0.0)
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
@@ -264,7 +264,7 @@ def test_a_notice_covers_a_request_if_this_rank_leaves_within_its_grace(
 
 @pytest.mark.parametrize("action", [STOP_ACTION_SCALE, STOP_ACTION_PAUSE])
 def test_ranks_that_stay_save_and_wait_in_place_for_the_next_world(action: Any, tmp_path: Path) -> None:
-    """torchrun would take an exit for a failure, and an in-place restart would lose its process."""
+    """torchrun would treat an exit as a failure, and with an in-place restart the process must live on."""
     room = Room(3)
     trainers, _ = training(room, tmp_path)
     room.notice(action)
@@ -279,7 +279,7 @@ def test_ranks_that_stay_save_and_wait_in_place_for_the_next_world(action: Any, 
 
 
 def saved_by_all(trainers: list[Trainer], step: int) -> bool:
-    """Wait until all ranks have saved that step; tell whether they did so in time."""
+    """Wait until all ranks have saved that step; return whether they did so in time."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if all(trainer.saved() == [step] for trainer in trainers):
@@ -337,7 +337,7 @@ def test_data_that_ends_before_the_common_step_ends_the_training(tmp_path: Path)
     trainer, end = in_first_step(room, tmp_path, steps=2)
     room.notice(STOP_ACTION_PREEMPT)
     other = room.rank(1)
-    agreement = Agreement(begun=3)  # the other rank has more data than this one
+    agreement = Agreement(begun=3)  # the other rank has more data than this rank
     _, answer = agreement.answer(other.barrier(STOP_BARRIER, agreement.propose()), ranks=2)
     other.barrier(STOP_BARRIER, answer)
     assert decided(trainer) == 3

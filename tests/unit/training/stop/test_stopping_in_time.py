@@ -1,4 +1,4 @@
-"""No rank waits for ever at a common step, nor beyond its grace."""
+"""No rank may wait forever at a common step, or longer than its grace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _reported(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_leaving_rank_exits_at_its_deadline_even_if_other_ranks_are_missing(
     agreed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other ranks, or all coordinators, are lost: the rank holds for their answer, or waits at the save."""
+    """The other ranks or all coordinators are lost: the rank waits for their answer, or waits at the save."""
     room = Room(2)
     trainer, end = in_first_step(room, tmp_path)
     room.notice(STOP_ACTION_PREEMPT, grace_s=30.0)
@@ -105,7 +105,10 @@ def test_the_shortest_grace_of_several_notices_applies(tmp_path: Path) -> None:
 
 
 def test_a_failed_common_save_fails_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the other ranks need not wait for its part. If a step was given up instead, the leader detects it."""
+    """The rank fails so that the other ranks need not wait for its part.
+
+    If it gave up the step instead, the leader would detect it.
+    """
     room = Room(1)
     trainer, end = in_first_step(room, tmp_path)
 
@@ -199,7 +202,7 @@ def test_a_leaving_rank_exits_with_75_even_if_its_save_fails(
 
 
 def test_the_end_of_a_run_is_reported_before_its_session_ends(tmp_path: Path) -> None:
-    """The process may evaluate after `close()`, and its agent learns nothing more until it ends."""
+    """The process may evaluate after `close()`. Until the process ends, its agent gets no further report."""
     room = Room(1)
     trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=1)
     left, order = threading.Event(), []
@@ -239,7 +242,7 @@ def test_a_process_that_can_start_no_threads_at_exit_still_closes_its_run(
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_run_about_to_end_announces_it(saved: bool, tmp_path: Path) -> None:
-    """This rank waits for one that evaluates for long; meanwhile the leader must form no other world."""
+    """This rank waits for a rank that evaluates for long; meanwhile the leader must form no other world."""
     room = Room(2)
     room.rounds[LOADER_BARRIER, 1] = {1: LENGTH}
     trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=int(saved))
