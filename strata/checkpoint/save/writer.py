@@ -39,7 +39,7 @@ from strata.core.kv.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
 MAX_IN_FLIGHT: Final = 2
-SAY_S: Final = 10.0
+REPORT_INTERVAL_S: Final = 10.0
 """The interval of the log line about unfinished saves while the program exits."""
 
 _TO_FREE_A_BUFFER: Final = f"{DROPPED} to make room"
@@ -448,11 +448,11 @@ class AsyncCheckpointWriter:
     def _settle_at_the_end(self, grace_s: float | None) -> bool:
         """Wait as `_settle` does, until `grace_s` passes without progress; log the unfinished work at intervals."""
         written, left_s = self._pending_errors.written, grace_s
-        while not self._settle(SAY_S if left_s is None else min(left_s, SAY_S)):
+        while not self._settle(REPORT_INTERVAL_S if left_s is None else min(left_s, REPORT_INTERVAL_S)):
             if self._pending_errors.written != written:
                 written, left_s = self._pending_errors.written, grace_s
             elif left_s is not None:
-                left_s -= SAY_S
+                left_s -= REPORT_INTERVAL_S
                 if left_s <= 0:
                     return False
             log.warning("the exit waits for %s", self._pending_errors.awaited)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from strata.testing.links import pair
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Down, Hello, Tick, Up
 from strata.wire.errors import unpack
+from tests.polling import until
 from tests.processes import wait_exit
 
 PROGRAM = """
@@ -64,9 +64,12 @@ def test_an_agent_ends_with_its_process_while_a_child_holds_its_socket(how: str)
         assert process.stdout is not None
         child, agent = map(int, process.stdout.readline().split())
         try:
-            assert b"strata.agent.standalone" in Path(f"/proc/{agent}/cmdline").read_bytes()
-            while not watches(agent):
-                time.sleep(0.02)
+            command = Path(f"/proc/{agent}/cmdline")  # empty between fork and exec
+            until(
+                lambda: b"strata.agent.standalone" in command.read_bytes(),
+                "the agent's program did not start",
+            )
+            until(lambda: watches(agent), "the agent does not watch its process")
             process.kill()
             assert wait_exit(agent, END_S)
         finally:

@@ -149,7 +149,7 @@ def test_the_folder_may_be_named(
     [
         ({"rank": [7]}, "it has ranks 0, 1"),
         ({"generation": 9}, "it has ranks 0, 1"),
-        ({"job_": "other"}, "strata run --log-dir"),
+        ({"job_": "other"}, "pass --log-dir DIR to strata run"),
         ({"job_": "other"}, "those of gpt have"),
     ],
 )

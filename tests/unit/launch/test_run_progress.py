@@ -228,7 +228,7 @@ from strata.v1.members_pb2 import RankProgress
 run_progress.EVERY_S = 0.05
 progress = RunProgress("gpt")
 progress.begin(1)
-progress.hear(1, [RankProgress(rank=0, step=7)], 0.0)
+progress.record(1, [RankProgress(rank=0, step=7)], 0.0)
 
 async def main():
     async with shown(progress, 2, wanted=True):

@@ -84,7 +84,7 @@ def test_another_version_is_refused(payload: bytes) -> None:
     others: dict[int, Any] = {0: payload}
     with pytest.raises(Refused, match="rank 0"):
         agree_on_settings(LiveReports(1, others), MINE)
-    with pytest.raises(Refused, match="rank 0 did not say"):
+    with pytest.raises(Refused, match="rank 0 sent no settings"):
         agree_on_settings(LiveReports(1, {}), MINE)
 
 

@@ -168,7 +168,7 @@ def test_a_root_belongs_to_one_mode_and_a_jobs_folder_to_one_cluster() -> None:
     for _ in range(2):
         claim(storage, STANDALONE)
     assert owner_of(storage) == STANDALONE
-    with pytest.raises(ConfigError, match="is standalone, and it was to be used as coordinated"):
+    with pytest.raises(ConfigError, match="names standalone as the owner of this folder, not coordinated"):
         claim(storage, COORDINATED)
     for job in ("gpt", "bert"):
         claim(storage, f"{COORDINATED}:uid-1/{job}", folder=job)

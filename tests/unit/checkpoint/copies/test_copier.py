@@ -281,7 +281,7 @@ def test_a_rank_that_cannot_copy_its_part_reports_it_to_the_others(pair: Pair) -
         each.add(replica)
     with pytest.raises(CheckpointCorrupt, match="rank-00001"):
         ranks[1].wait(LIMIT_S)
-    with pytest.raises(StorageError, match=r"rank 1 says: .*differs"):
+    with pytest.raises(StorageError, match=r"rank 1 reports: .*differs"):
         ranks[0].wait(LIMIT_S)
     for each in ranks:
         each.close()

@@ -118,7 +118,7 @@ def test_close_waits_and_raises() -> None:
 
 
 def test_close_logs_which_save_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "SAY_S", 0.01)
+    monkeypatch.setattr(writer, "REPORT_INTERVAL_S", 0.01)
     rig, logged = Rig(), []
 
     def hear(record: logging.LogRecord) -> bool:

@@ -68,5 +68,5 @@ def test_a_row_shows_values_before_and_after_the_restore(capsys: pytest.CaptureF
 
 def test_the_json_plan_has_every_slot() -> None:
     values = json.loads(json.dumps(as_values(JOB)))
-    assert values["gone"] == [{"step": 5, "generation": 1}]
+    assert values["lost"] == [{"step": 5, "generation": 1}]
     assert (values["latest_before"], values["latest"], values["not_searched"]) == (120, 160, ["s3://b/x"])

@@ -270,7 +270,7 @@ def test_leftovers_of_an_aborted_save_are_removed_unless_storage_has_its_marker(
 def test_a_root_is_of_one_mode_and_a_jobs_folder_of_one_cluster(cluster: Cluster, tmp_path: Path) -> None:
     port: Port = cluster.port(0)
     CheckpointManager(tmp_path, client=port).close()
-    with pytest.raises(ConfigError, match="is coordinated"):
+    with pytest.raises(ConfigError, match="names coordinated"):
         CheckpointManager(tmp_path)
     port.uid = "uid-2"
     with pytest.raises(ConfigError, match="uid-1/job"):

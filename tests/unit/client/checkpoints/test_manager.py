@@ -193,7 +193,7 @@ def test_several_processes_need_coordinators(tmp_path: Path, monkeypatch: pytest
 
 def test_a_root_of_coordinators_is_refused(tmp_path: Path) -> None:
     (tmp_path / "strata.json").write_text('{"format":"strata-root","version":1,"owner":"coordinated"}')
-    with pytest.raises(ConfigError, match="is coordinated"):
+    with pytest.raises(ConfigError, match="names coordinated"):
         CheckpointManager(tmp_path)
 
 

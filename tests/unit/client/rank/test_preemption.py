@@ -49,13 +49,13 @@ class Rank:
         self.rank = rank
         self.supports_graceful_stop = False
         self.begun = threading.Event()
-        self.has_recent_transport: Callable[[WorldUpdate], None] | None = None
+        self.on_world: Callable[[WorldUpdate], None] | None = None
 
     def support_graceful_stop(self) -> None:
         self.supports_graceful_stop = True
 
-    def observe_world(self, has_recent_transport: Callable[[WorldUpdate], None]) -> Callable[[], None]:
-        self.has_recent_transport = has_recent_transport
+    def observe_world(self, on_world: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        self.on_world = on_world
         return lambda: setattr(self, "hears", None)
 
     def has_met(self, name: str) -> bool:
@@ -74,8 +74,8 @@ class Rank:
 
     def on_progress(self, action: int = STOP_ACTION_PREEMPT, generation: int = 7) -> None:
         notice = StopNotice(action=action, generation=generation, grace_ms=20_000)  # type: ignore[arg-type]
-        assert self.has_recent_transport is not None
-        self.has_recent_transport(WorldUpdate(notice=notice))
+        assert self.on_world is not None
+        self.on_world(WorldUpdate(notice=notice))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -113,7 +113,7 @@ def test_a_notice_of_another_generation_or_of_a_scale_is_ignored() -> None:
     assert point.reached(4)
     assert not point.reached(3)
     point.close()
-    assert rank.has_recent_transport is None
+    assert rank.on_world is None
 
 
 @pytest.mark.parametrize("broken", [False, True])

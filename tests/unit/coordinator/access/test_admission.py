@@ -196,7 +196,7 @@ async def test_wrong_tokens_from_one_address_are_limited_and_right_ones_are_not(
     for _ in range(2):
         with pytest.raises(Unauthenticated):
             admission.asks(Shows("strata_wrong"))
-    with pytest.raises(QuotaExceeded, match=r"from ipv4:10\.0\.0\.7 by nobody"):
+    with pytest.raises(QuotaExceeded, match=r"from ipv4:10\.0\.0\.7 by unknown callers"):
         admission.asks(Shows("strata_wrong"))
     assert admission.asks(Shows(token)) is not None
     assert admission.admitted() == {"ipv4:10.0.0.7:40312"}

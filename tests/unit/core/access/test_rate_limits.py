@@ -57,7 +57,7 @@ def test_only_the_address_over_its_unauthenticated_rate_must_wait() -> None:
     meter = Meter(SLOW, strangers=Rate(per_s=1.0, burst=2.0))
     for _ in range(2):
         meter.stranger("ipv4:10.0.0.7", 0.0)
-    with pytest.raises(QuotaExceeded, match=r"10\.0\.0\.7 by nobody") as raised:
+    with pytest.raises(QuotaExceeded, match=r"10\.0\.0\.7 by unknown callers") as raised:
         meter.stranger("ipv4:10.0.0.7", 0.0)
     assert "in 1.00 s" in raised.value.hint
     meter.stranger("ipv4:10.0.0.8", 0.0)

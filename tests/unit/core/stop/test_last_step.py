@@ -187,7 +187,7 @@ def test_a_payload_of_another_program_is_refused(payload: bytes, error: type[Exc
 
 
 def test_a_rank_without_a_proposal_is_named() -> None:
-    with pytest.raises(Refused, match=r"ranks \[1\] brought nothing"):
+    with pytest.raises(Refused, match=r"ranks \[1\] sent nothing"):
         Agreement().answer({0: Agreement().propose()}, ranks=2)
 
 

@@ -349,7 +349,7 @@ def test_damage_is_raised_even_if_it_cannot_be_reported(
     begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "ASK_S", 0.1)
-    for name in ("ABORT_S", "ASK_AGAIN_S"):
+    for name in ("ABORT_S", "RETRY_S"):
         monkeypatch.setattr(catalog, name, 0.1)
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(), 7, client=cluster.port(0))
