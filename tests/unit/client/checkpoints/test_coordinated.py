@@ -278,7 +278,7 @@ def test_a_root_is_of_one_mode_and_a_jobs_folder_of_one_cluster(cluster: Cluster
     alone = tmp_path / "alone"
     with CheckpointManager(alone) as manager:
         manager.save(b"x", 1)
-    with pytest.raises(ConfigError, match="is standalone"):
+    with pytest.raises(ConfigError, match="names standalone"):
         CheckpointManager(alone, client=port)
     port.uid = ""
     with pytest.raises(ConfigError, match="does not know its cluster"):

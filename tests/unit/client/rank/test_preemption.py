@@ -56,7 +56,7 @@ class Rank:
 
     def observe_world(self, on_world: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         self.on_world = on_world
-        return lambda: setattr(self, "hears", None)
+        return lambda: setattr(self, "on_world", None)
 
     def has_met(self, name: str) -> bool:
         return False
