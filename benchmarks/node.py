@@ -2,7 +2,7 @@
 
     python -m benchmarks.node [--json FILE] [--slots 8] [--runs 5] [--strata COMMAND]
 
-One coordinator over one etcd member, on this machine. The script attaches by `strata.connect()`, meets the other ranks
+One coordinator over one etcd member, on this machine. The ranks' script attaches by `strata.connect()`, meets the other ranks
 at a barrier, and waits. It does not use torch, so that only Strata's part is measured.
 
 - cold: from the agent's `rank.started` until `strata.connect()` has returned, in newly started processes
@@ -123,7 +123,7 @@ def measure(strata: list[str], endpoints: str, slots: int) -> dict[str, float]:
     with ExitStack() as stack:
         node = Node(stack, strata, endpoints, slots)
         victim = node.ready(1)[slots - 1]["pid"]
-        time.sleep(5 + WARM_S)  # run.warm_after_s, then their imports
+        time.sleep(5 + WARM_S)  # run.warm_after_s passes, and then the warm processes import
         os.kill(victim, signal.SIGKILL)
         node.ready(2)
         warm = node.starts_ms(2)
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
-        "--strata", type=shlex.split, help="the command of another clone, in turn with this one"
+        "--strata", type=shlex.split, help="the command of another clone; the runs of both alternate"
     )
     options = parser.parse_args()
     own = [str(Path(sys.executable).with_name("strata"))]

@@ -39,7 +39,7 @@ class Login:
         self.streams = Metadata(_REQUIRE_LEADER)
 
     async def renew(self, stale: Metadata) -> None:
-        """Log in, unless another call has replaced the `plain` metadata `stale` meanwhile."""
+        """Log in, unless another call has meanwhile done so: then `plain` is no longer `stale`."""
         if self._authenticate is None:
             return
         async with self._lock:

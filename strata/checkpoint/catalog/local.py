@@ -1,13 +1,13 @@
 """A catalog without coordinators: one process at a time, and storage is the source of truth.
 
 A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a generation of its
-own, a number that is created only once in the root. So if a process restores an older step, its checkpoints still
-count as newer than those that earlier processes saved after that step. And two processes that save into one root by
+own, a number that is created only once in the root. A later generation counts as newer: if a process goes back to an
+earlier step, its saves are newer than all saves of earlier processes. And two processes that save into one root by
 mistake never share a slot (a step in a generation). While a process lives, it holds (locks) its generation's claim
 file, so that no other process treats its running save as a leftover.
 
-An Incremental (1.) records in its folder the attempts to whose images it refers (`uses.json`), then (2.) checks once
-more that its base is the newest checkpoint. A process never deletes the newest checkpoint, and before it deletes
+An Incremental refers to images of earlier attempts. It first records these attempts in its folder (`uses.json`). Then it
+checks once more that its base is the newest checkpoint. A process never deletes the newest checkpoint, and before it deletes
 another one, it reads all these records. So the images exist as long as the Incremental, even if two processes use one
 root.
 
@@ -19,7 +19,7 @@ deletion proves the newest checkpoint again, because older ones are dispensable 
 With a second storage, one thread of a process saves while another deletes. A save takes its slot before it writes to
 its folder, and the search for leftovers lists the folders before it reads the slots. A deletion records its folder
 before it looks for references to the folder; a begin records its references before it reads the recorded deletions.
-In each case, at least one of the two threads sees the other's entry. No storage request is made under the lock.
+So a search that finds a folder also finds its slot, and of a deletion and a begin at least one sees the other. No storage request is made under the lock.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class LocalCatalog:
         return self._each(self._recall)
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest checkpoint; a checkpoint of this process is newer than any in a far storage.
+        """Return the newest checkpoint. A checkpoint of this process counts as newer than any in the far storage.
 
         A checkpoint that this process has proven before is not proven again.
         """
@@ -188,7 +188,7 @@ class LocalCatalog:
     def _latest(self, look: Look) -> CheckpointMetadata | None:
         own = any(_is_whole(c) and c.generation == self._generation for c in self._known())
         if own and isinstance(self._storage, TieredStorage):
-            # not the far storage, so that no save waits for it; another process may save in the near one
+            # only the near storage is read, since another process may save there; no save waits for the far one
             near = self._newest(self._storage.near, look)
             if near is not None:
                 return near
@@ -272,7 +272,7 @@ class LocalCatalog:
         if found is None and corrupt:
             raise CheckpointCorrupt(
                 f"none of the checkpoints is good; of the newest: {corrupt[0].reason}",
-                hint="put the damaged file back from a copy; without one, another storage path begins from nothing",
+                hint="put the damaged file back from a copy; if there is none, use another storage path: training then starts from nothing",
             )
         return found
 
@@ -325,7 +325,7 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, including this process's.
 
-        A folder is not a leftover if a checkpoint refers to its images: the images were copied with that checkpoint.
+        A folder is not a leftover if a checkpoint refers to its images: a copy of a checkpoint brings the images that it refers to.
         A folder of a later generation, or of a generation that a process holds, is no leftover either: its process
         may be saving now. A process holds its generation before it makes a folder, so holds are checked after folders
         are listed.
@@ -344,7 +344,7 @@ class LocalCatalog:
             )
             and not self._storage.exists(f"{folder.name}/{MARKER}")
         ]
-        # a folder may have only images to which a copied checkpoint refers: such a folder is in use
+        # a copied checkpoint may refer to a folder that holds nothing but images: such a folder is in use
         return [name for name in left if self._is_unused(name)]
 
     # -- inside

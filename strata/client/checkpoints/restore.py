@@ -141,7 +141,7 @@ class Loading:
         if corrupt is not None:
             raise CheckpointCorrupt(
                 f"none of the checkpoints is good; of the newest: {corrupt.message}",
-                hint=f"{_CORRUPT_HINT}; without a copy, another storage path begins from nothing",
+                hint=f"{_CORRUPT_HINT}; if there is no copy, use another storage path: training then starts from nothing",
             ) from corrupt
         return None
 

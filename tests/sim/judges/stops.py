@@ -1,7 +1,7 @@
 """Rules for planned stops: ranks stop at one common step, and the leader waits for it.
 
 In some seeds ranks take part in stops (`saves_first`). They meet at `strata.begin`, agree on a last step by the
-shipped agreement while they train on, save this step together, and then wait. The rules do not use
+product's own agreement while they train on, save this step together, and then wait. The rules do not use
 `core.worlds.changes`: they look only at the living members, the requests, the decisions that ranks got, and the save.
 """
 
@@ -14,9 +14,10 @@ from strata.core.kv.records import BarrierOutcome, CheckpointState, JobPhase, St
 from strata.core.stop.last_step import BEGIN_BARRIER, Decision, read_decision
 
 AGREE_S = 60.0
-"""After this time the leader may start a world of another size, even if the ranks have agreed on no step."""
+"""The limit for a notice without a deadline (scale): then the leader may start a world of another size, even if the
+ranks have agreed on no step."""
 LATE_S = 30.0
-"""The same limit for any other notice, counted from the end of the notice's grace."""
+"""The limit for a notice with a deadline, counted from the end of its grace."""
 
 
 def saves_first(seed: int) -> bool:
@@ -28,10 +29,10 @@ def saves_first(seed: int) -> bool:
 class Stops:
     """For each generation: the stop requests, the decided step, and the last step begun."""
 
-    request_ages_s: dict[int, float] = field(default_factory=dict)
+    first_request_s: dict[int, float] = field(default_factory=dict)
     """Generation -> time of the first stop request."""
     widened_s: dict[int, float] = field(default_factory=dict)
-    """Generation -> time of the last request that widened the stop."""
+    """Generation -> time of the last request that added members to the stop, or a pause."""
     decisions: dict[int, Decision] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
     stopped: set[tuple[int, int]] = field(default_factory=set)
@@ -41,13 +42,13 @@ class Stops:
 
     def stop_requested(self, generation: int, now_s: float) -> None:
         """Note that the ranks of a generation get a stop request, or a wider request than before."""
-        self.request_ages_s.setdefault(generation, now_s)
+        self.first_request_s.setdefault(generation, now_s)
         self.widened_s[generation] = now_s
 
     def decided(self, generation: int, decision: Decision) -> str | None:
-        """Note the decision in an outcome or of a rank; return its problem, or None."""
+        """Note a decision, which an outcome holds or a rank has read; return a problem with the decision, or None."""
         if self.decisions.setdefault(generation, decision) != decision:
-            return f"generation {generation} was told {self.decisions[generation]} and {decision}"
+            return f"generation {generation} got both {self.decisions[generation]} and {decision}"
         return self._beyond(generation)
 
     def outcome(self, generation: int, outcome: BarrierOutcome) -> str | None:
@@ -68,7 +69,7 @@ class Stops:
         return None
 
     def head(self, job: JobView, now_s: float) -> str | None:
-        """Return the problem of a newly written head as the successor of the previous head, or None."""
+        """Return a problem with a newly written head (it may not follow the previous head), or None."""
         before, revision = self._world, self._revision
         head = job.head()
         assert head is not None
@@ -107,7 +108,7 @@ class Stops:
         if not record.has_deadline:
             return (
                 generation not in self.decisions
-                and now_s - self.request_ages_s.get(generation, now_s) >= AGREE_S
+                and now_s - self.first_request_s.get(generation, now_s) >= AGREE_S
             )
         if now_s - self.widened_s.get(generation, now_s) >= record.grace_ms / 1000 + LATE_S:
             return True
@@ -118,7 +119,7 @@ class Stops:
 
     @staticmethod
     def _was_ended(job: JobView, world: World, revision: int) -> bool:
-        """Return whether an unplanned event ended a world, or an immediate pause."""
+        """Return whether an unplanned event or an immediate pause ended a world."""
         generation = world.head.generation
         alive = all(
             (worker := job.worker(member.worker)) is not None and worker.create_revision == member.incarnation
@@ -126,6 +127,6 @@ class Stops:
         )
         phase, head = job.view.entry(job.keys.phase, JobPhase), job.head()
         assert head is not None
-        # a planned pause is written together with the head, and a resumed job begins without a stop request
+        # a planned pause has the head's own revision; so a phase between the two heads is an immediate pause
         paused = phase is not None and revision < phase.mod_revision < head.mod_revision
         return not alive or paused or bool(job.failed(generation))

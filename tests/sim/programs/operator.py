@@ -1,7 +1,7 @@
 """The operator: scales, pauses, resumes, preempts and drains the job amid the faults.
 
 Only some seeds have an operator (`is_operated`), so that its addition did not change the runs of the other seeds.
-Requests go to a replica's table of calls, as a unary call does. After the faults the operator restores the limits,
+A request goes to the replica's code that serves unary calls. After the faults the operator restores the limits,
 and the job runs.
 """
 

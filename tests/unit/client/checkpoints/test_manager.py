@@ -1,4 +1,4 @@
-"""`CheckpointManager` without coordinators, and a training loop's questions to any manager about one step."""
+"""`CheckpointManager` without coordinators, and the methods of any manager that a training loop calls at each step."""
 
 from __future__ import annotations
 
@@ -216,9 +216,7 @@ def test_leaving_the_context_raises_the_error_of_a_failed_save(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("asks", ["a save", "check_for_errors", "wait_until_finished", "close"])
-def test_after_settle_the_next_save_is_made_and_then_the_old_error_is_raised(
-    tmp_path: Path, asks: str
-) -> None:
+def test_a_save_after_settle_is_made_before_it_raises_the_earlier_error(tmp_path: Path, asks: str) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(b"x", 1, progress=fails)
     manager.settle(LIMIT_S)
@@ -328,7 +326,7 @@ def test_without_a_metric_there_is_no_best_step(manager: CheckpointManager) -> N
 # -- when to save -----------------------------------------------------------------------------
 
 
-def test_a_step_is_due_once_and_by_the_interval(tmp_path: Path) -> None:
+def test_should_save_is_true_once_a_step_and_only_at_the_interval(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, save_interval_steps=4) as manager:
         assert [step for step in range(1, 10) if manager.should_save(step)] == [*range(1, 10)], (
             "none is there yet"
@@ -340,7 +338,7 @@ def test_a_step_is_due_once_and_by_the_interval(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as again:
         assert [step for step in range(8) if again.should_save(step)] == [5, 6, 7]
         again.restore({"w": np.zeros(1000)}, 1)
-        assert again.should_save(2), "what follows was given up"
+        assert again.should_save(2), "the restore of an earlier step gave up the steps after it"
         assert not again.reached_preemption(2)
     with pytest.raises(ConfigError, match="save_interval_steps must be at least 1"):
         CheckpointManagerConfig(save_interval_steps=0)
@@ -375,7 +373,7 @@ def test_a_save_is_in_progress_until_it_is_committed(tmp_path: Path) -> None:
         assert not manager.is_saving_in_progress()
 
 
-# -- the original names of settings -----------------------------------------------------------
+# -- settings by their alias names -----------------------------------------------------------
 
 
 def test_a_config_may_use_alias_names_and_be_the_first_argument(tmp_path: Path) -> None:
