@@ -328,7 +328,7 @@ class CoordinatorClient:
         """Report that `worker_id` is alive, and return the current world.
 
         If this client has not registered the worker, the first heartbeat registers the worker, with one slot. If
-        this registration creates the job, the job has no minimum and no maximum of workers. If a worker was removed for missing
+        this registration creates the job, the job takes from one worker up to the largest number that Strata allows. If a worker was removed for missing
         heartbeats and not replaced, its next heartbeat registers the worker again: the worker gets a new
         incarnation, and counts as a new member in the next world.
         """
