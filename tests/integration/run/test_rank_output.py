@@ -235,7 +235,7 @@ def test_logs_shows_and_follows_the_files_of_ranks_and_needs_no_coordinator(
     assert ended(["logs", job, "--rank", "1", "--lines", "1"], environment).stdout == "goes on\n"
     unknown = ended(["logs", "nobody"], environment)
     assert unknown.returncode == 4
-    assert "strata run --log-dir DIR" in unknown.stderr
+    assert "pass --log-dir DIR to strata run" in unknown.stderr
 
 
 @pytest.mark.slow
