@@ -76,7 +76,7 @@ def test_ctrl_c_in_a_terminal_ends_the_run(cluster: LocalCluster, nodes: Nodes, 
 def test_sigkill_of_the_agent_leaves_nothing(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
     node = nodes.run(cluster.endpoints, "family", options=("--slots", "2"))
     starts = record.wait("start", count=2)
-    assert len(node.family()) >= 9, "the supervisor, two ranks, three children each"
+    assert len(node.family()) >= 9, "the agent, two ranks, three children each"
     os.kill(node.pid, signal.SIGKILL)
     assert node.join() == -signal.SIGKILL
     node.wait_quiet()

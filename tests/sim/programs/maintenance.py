@@ -64,7 +64,7 @@ class Maintainer:
 
     async def _policy(self) -> None:
         keep = Keep(latest=self._rng.choice((1, 2, 3)), every_steps=self._rng.choice((0, 0, 16)))
-        request = SetRetentionRequest(job=JOB, retention=Retention(keep=keep, who="keeper"))
+        request = SetRetentionRequest(job=JOB, retention=Retention(keep=keep, who="maintainer"))
         await self._request("set_retention", request)
 
     async def _pin(self) -> None:
@@ -160,7 +160,7 @@ class Maintainer:
         if self._rng.random() < 0.6:
             return
         for record in self._some(CheckpointState.COMMITTED):
-            await self._request("rewind_job", pb.RewindJobRequest(**_which(record), who="keeper"))
+            await self._request("rewind_job", pb.RewindJobRequest(**_which(record), who="maintainer"))
 
     # -- inside
 
@@ -183,12 +183,12 @@ class Maintainer:
         if not there:
             return None
         replica = self._rng.choice(there)
-        self._cluster.trace.note("keeper", f"{name} at {replica.name}")
+        self._cluster.trace.note("maintainer", f"{name} at {replica.name}")
         try:
             async with asyncio.timeout(GRACE_S):
                 answer = await replica.service.calls.answer(name, request, None)
         except (StrataError, TimeoutError) as error:
-            self._cluster.trace.note("keeper", f"{name}: {error!r}")
+            self._cluster.trace.note("maintainer", f"{name}: {error!r}")
             return None
         self._cluster.trace.count(f"confirmed {name}")
         return answer

@@ -36,7 +36,7 @@ ALLOWED = {
     "cli/checks/mounts.py": "/proc",
     "agent/health/stack_request.py": "/proc, and what a rank's own process wrote",
     "agent/rank_process.py": "the kernel's, of a process",
-    "launch/warm/warm_program.py": "a line of the supervisor that started it",
+    "launch/warm/warm_program.py": "a line of the agent that started it",
     # data that the user names, of any size
     "cli/checkpoints/copying.py": "a file that becomes a checkpoint, byte for byte",
     "launch/warm/script_imports.py": "the user's own program",

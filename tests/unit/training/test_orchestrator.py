@@ -200,17 +200,17 @@ def test_a_refused_process_exits_with_4_and_logs_the_hint(
     assert "job j finished at 14:02 UTC (give another name)" in caplog.text
 
 
-@pytest.mark.parametrize("supervised", [False, True])
+@pytest.mark.parametrize("has_agent", [False, True])
 def test_another_refusal_is_raised_to_the_program(
-    supervised: bool, orchestrator: TrainingOrchestrator, monkeypatch: pytest.MonkeyPatch
+    has_agent: bool, orchestrator: TrainingOrchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = Refused("its supervisor says it") if supervised else Conflict("lives elsewhere")
+    error = Refused("its agent refuses it") if has_agent else Conflict("lives elsewhere")
 
     def refused() -> None:
         raise error
 
     monkeypatch.setattr(orchestrator, "_join", refused)
-    if supervised:
+    if has_agent:
         monkeypatch.setattr(orchestrator, "_endpoints", None)
         monkeypatch.setenv("STRATA_SOCKET", "ranks.sock")
     with pytest.raises(Refused) as raised:
