@@ -88,7 +88,7 @@ def test_a_world_that_restores_another_step_is_rejected() -> None:
 def test_ranks_that_receive_different_steps_are_rejected() -> None:
     stops = Stops()
     assert stops.decided(1, SAVED) is None
-    assert "was told" in str(stops.decided(1, Decision(STEP + 1, Verdict.SAVE)))
+    assert "got both" in str(stops.decided(1, Decision(STEP + 1, Verdict.SAVE)))
 
 
 @pytest.mark.parametrize("first", ["the step", "the decision"])
