@@ -6,10 +6,10 @@ earlier step, its saves are newer than all saves of earlier processes. And two p
 mistake never share a slot (a step in a generation). While a process lives, it holds (locks) its generation's claim
 file, so that no other process treats its running save as a leftover.
 
-An Incremental refers to images of earlier attempts. It first records these attempts in its folder (`uses.json`). Then it
-checks once more that its base is the newest checkpoint. A process never deletes the newest checkpoint, and before it deletes
-another one, it reads all these records. So the images exist as long as the Incremental, even if two processes use one
-root.
+An Incremental refers to images of earlier attempts. It first records these attempts in its folder (`uses.json`). Then
+it checks once more that its base is the newest checkpoint. A process never deletes the newest checkpoint, and before it
+deletes another one, it reads all these records. So the images exist as long as the Incremental, even if two processes
+use one root.
 
 The proof of a committed checkpoint is cached: a save reads only names and new folders, so the cost of a save does not
 depend on the number of retained checkpoints. Each save lists the folders again, since another process may add or
@@ -19,7 +19,8 @@ deletion proves the newest checkpoint again, because older ones are dispensable 
 With a second storage, one thread of a process saves while another deletes. A save takes its slot before it writes to
 its folder, and the search for leftovers lists the folders before it reads the slots. A deletion records its folder
 before it looks for references to the folder; a begin records its references before it reads the recorded deletions.
-So a search that finds a folder also finds its slot, and of a deletion and a begin at least one sees the other. No storage request is made under the lock.
+So a search that finds a folder also finds its slot, and of a deletion and a begin at least one sees the other. No
+storage request is made under the lock.
 """
 
 from __future__ import annotations
@@ -325,7 +326,8 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, including this process's.
 
-        A folder is not a leftover if a checkpoint refers to its images: a copy of a checkpoint brings the images that it refers to.
+        A folder is not a leftover if a checkpoint refers to its images: a copy of a checkpoint brings the images that
+        it refers to.
         A folder of a later generation, or of a generation that a process holds, is no leftover either: its process
         may be saving now. A process holds its generation before it makes a folder, so holds are checked after folders
         are listed.
