@@ -1,7 +1,7 @@
 """A development and test tool, no part of Strata: three replicas that show a believable cluster to the dashboard.
 
     python -m web.fixture                 three replicas, on ports 8101 to 8103
-    python -m web.fixture --role viewer   the same for somebody who may only look
+    python -m web.fixture --role viewer   the same for a caller who may only read
     python -m web.fixture --token SECRET  ask for a token
     python -m web.fixture --token SECRET --loopback  whoever shows none may look
     python -m web.fixture --act-after 8   do actions so much later that nobody waits for the answer
@@ -171,7 +171,7 @@ class Replica:
         if request.headers.get("x-strata-action") != "1":
             return problem(400, "the header X-Strata-Action is missing")
         if self.token and "authorization" not in request.headers:
-            return problem(401, "whoever shows no certificate or token may only look")
+            return problem(401, "a caller without a certificate or token may only read")
         if self.role != "operator":
             return problem(403, f"a {self.role} may not do this", "ask for the role operator")
         job = self.cluster.trainings.get(request.path_params["job"])

@@ -40,7 +40,7 @@ def main() -> int:
     """Wait for signals, in the way that the options choose."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--own", action="store_true", help="have a handler of one's own")
-    parser.add_argument("--nobody", action="store_true", help="nobody can be asked to stop")
+    parser.add_argument("--nobody", action="store_true", help="no coordinator can take the request to stop")
     parser.add_argument("--wait", choices=("c", "python", "asyncio", "child", "closed"), default="python")
     options = parser.parse_args()
     if options.own:

@@ -67,7 +67,7 @@ class History:
         meeting = self.meetings.setdefault(key, Meeting())
         other, theirs = meeting.reported = meeting.reported or (rank, outcome)
         if _content(theirs) != _content(outcome):
-            self.judge.wrong(f"{key}: rank {other} was told {theirs.result}, rank {rank} {outcome.result}")
+            self.judge.wrong(f"{key}: rank {other} received {theirs.result}, rank {rank} {outcome.result}")
         if outcome.result != BARRIER_RESULT_RELEASED:
             return
         self.released += 1
