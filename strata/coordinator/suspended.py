@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import grpc.aio
@@ -36,6 +36,8 @@ POLL_S: Final = 1.0
 """Interval between two reads of etcd."""
 ANSWER_S: Final = 5.0
 """Timeout of one read of etcd."""
+FIRST_MESSAGE_S: Final = 1.0
+"""How long a refused caller may take to send its first message."""
 REMIND_S: Final = 60.0
 """Interval between two reminders in the log."""
 STOP_GRACE_S: Final = 0.5
@@ -137,7 +139,7 @@ class Suspended:
         """Answer each call at the replica's port with the reason."""
         timing = Timing.derive(self._config.detect_s)
         server = grpc.aio.server(options=server_options(timing, most_connections=MOST_CONNECTIONS))
-        server.add_generic_rpc_handlers((_Refusal(self._error),))
+        server.add_generic_rpc_handlers((Refusal(self._error),))
         bind(server, self._config)
         await server.start()
         try:
@@ -165,7 +167,7 @@ class Suspended:
         return Unavailable(self.reason, hint=f"the way back: {THE_WAY_BACK}")
 
 
-class _Refusal(grpc.GenericRpcHandler):
+class Refusal(grpc.GenericRpcHandler):
     """Answers every method with an error."""
 
     def __init__(self, error: Callable[[], StrataError]) -> None:
@@ -173,7 +175,12 @@ class _Refusal(grpc.GenericRpcHandler):
 
     def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         async def refuse(_requests: Any, context: Any) -> None:
+            # If a call ends while a grpc.aio client writes its first message, the client loses the reason and
+            # reports "Internal error from Core" (grpc/grpc#36066). So that message is read first.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_MESSAGE_S):
+                    await context.read()
             await status.abort(context, self._error())
 
-        # a stream-stream handler can serve a unary call too, since this handler reads and sends no message
+        # a stream-stream handler can serve a unary call too, since this handler sends no message
         return grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[no-any-return,arg-type,unused-ignore]
