@@ -175,8 +175,9 @@ class Refusal(grpc.GenericRpcHandler):
 
     def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         async def refuse(_requests: Any, context: Any) -> None:
-            # If a call ends while a grpc.aio client writes its first message, the client loses the reason and
-            # reports "Internal error from Core" (grpc/grpc#36066). So that message is read first.
+            # If a call ends before a grpc.aio client has written its first message, the client may lose the reason
+            # and report "Internal error from Core" (grpc/grpc#36066). So the replica reads that message first; a
+            # caller that sends none gets the reason after the timeout.
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_MESSAGE_S):
                     await context.read()

@@ -327,10 +327,9 @@ class LocalCatalog:
         """Return the folders of attempts that ended without a marker, including this process's.
 
         A folder is not a leftover if a checkpoint refers to its images: a copy of a checkpoint brings the images that
-        it refers to.
-        A folder of a later generation, or of a generation that a process holds, is no leftover either: its process
-        may be saving now. A process holds its generation before it makes a folder, so holds are checked after folders
-        are listed.
+        it refers to. A folder of a later generation, or of a generation that a process holds, is no leftover either:
+        its process may be saving now. A process holds its generation before it makes a folder, so holds are checked
+        after folders are listed.
         """
         newest = self._generation or self._newest_generation()
         there = folders(self._storage.list())
