@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reo
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts web/*.py)
 
-.PHONY: help test test-all test-versions new-adr abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
+.PHONY: help test test-all test-versions test-frameworks new-adr abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
   format lint types layers generated tree durations
 
 help: ## show this list
@@ -35,6 +35,9 @@ test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
 
 test-versions: ready ## run the unit tests with the oldest and the newest Python and libraries (ARGS="--only oldest")
 	@$(PY) scripts/test_versions.py $(ARGS)
+
+test-frameworks: ready etcd ## test Lightning, Hugging Face and Flax, in environments of their own (ARGS="--only jax")
+	@$(PY) scripts/test_frameworks.py $(ARGS)
 
 abuse: ready etcd ## attack a replica while others use it: one attack at a time, because it measures the effect on other clients
 	@$(PY) -m pytest -n 0 -m abuse tests/integration/abuse $(ARGS)

@@ -39,6 +39,7 @@ _HOME = {
     "ElasticSampler": "data.sampler",
     "Run": "training.loop.run",
     "connect": "client.rank.connect",
+    "deterministic": "training.determinism",
     "init": "training.init",
     **dict.fromkeys(
         (

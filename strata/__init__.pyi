@@ -39,6 +39,7 @@ from strata.errors import StorageError as StorageError
 from strata.errors import StrataError as StrataError
 from strata.errors import Unauthenticated as Unauthenticated
 from strata.errors import Unavailable as Unavailable
+from strata.training.determinism import deterministic as deterministic
 from strata.training.init import init as init
 from strata.training.loop.run import Run as Run
 from strata.training.orchestrator import TrainingOrchestrator as TrainingOrchestrator

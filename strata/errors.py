@@ -54,6 +54,15 @@ class ConfigError(StrataError):
     lasting = True
 
 
+class DatasetMismatch(ConfigError):
+    """The dataset is not the one of the checkpoint's position, or the ranks have different datasets.
+
+    The message names the dataset and the position. No sample was trained on after the position.
+    """
+
+    code = "DATASET_MISMATCH"
+
+
 class InvalidArgument(StrataError):
     """The request itself is malformed: it is wrong in any state of the cluster."""
 

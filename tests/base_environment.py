@@ -22,11 +22,10 @@ def make(folder: Path, *, extras: Iterable[str] = ()) -> Path:
     """Make the environment in the new `folder`, with these extras; return its interpreter."""
     packages = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     packages.mkdir(parents=True)
-    here = Path(sysconfig.get_path("purelib"))
     for name in _with_dependencies(DISTRIBUTION, frozenset(extras)):
         for top in _top_levels(name):
             if not (packages / top).is_symlink() and not top.endswith(".pth"):
-                (packages / top).symlink_to(here / top)
+                (packages / top).symlink_to(Path(str(importlib.metadata.distribution(name).locate_file(top))))
     program = folder / "bin" / "python"
     program.parent.mkdir()
     program.symlink_to(Path(sys.executable).resolve())

@@ -65,7 +65,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
-LAYERS = ("unit", "contract", "docs", "sim", "planted", "integration", "e2e", "schedules")
+LAYERS = ("unit", "contract", "docs", "sim", "planted", "integration", "frameworks", "e2e", "schedules")
 """A test's layer is its folder. Each layer is also a marker for `-m` (the Makefile's QUICK)."""
 
 

@@ -6,6 +6,7 @@ members for one test alone, which may kill and freeze them. `start_etcd` starts 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import pytest
 from strata.devcluster.etcd_binary import EtcdBinary, find_etcd
 from strata.devcluster.etcd_cluster import EtcdCluster
 from strata.devcluster.etcd_http import EtcdTls
+from strata.errors import InvalidArgument
+from strata.etcd import EtcdStore
 
 
 class StartEtcd(Protocol):
@@ -77,3 +80,20 @@ def start_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[StartEtcd]:
 def etcd_cluster(start_etcd: StartEtcd) -> EtcdCluster:
     """Three members for this test alone, healthy, with etcd's default timing."""
     return start_etcd(3)
+
+
+async def hash_at(store: EtcdStore, endpoint: str, revision: int) -> tuple[int, int]:
+    """Return a member's hash at `revision`, once the member has applied that revision."""
+    async with asyncio.timeout(30.0):
+        while True:
+            try:
+                return await store.cluster.hash_kv(endpoint, revision)
+            except InvalidArgument as error:
+                if "future revision" not in error.message:
+                    raise
+                await asyncio.sleep(0.01)  # etcd offers no call that waits for a revision on one member
+
+
+async def hashes_of_members(store: EtcdStore, revision: int) -> set[tuple[int, int]]:
+    """Return the different hashes that the members have at `revision`, once each of them has applied it."""
+    return {await hash_at(store, endpoint, revision) for endpoint in await store.cluster.statuses()}

@@ -122,7 +122,7 @@ class Cluster:
                     assignment_version=2, owned=dict.fromkeys(workers, 1), moved=0),
             ),
             cursors=(m.Cursor(dataset="pile-dedup", step=job.saved_step(now), epoch=0,
-                samples=job.saved_step(now) * 2048),),
+                samples=job.saved_step(now) * 2048, length=1_200_000_000, order="order-v1"),),
         )  # fmt: skip
 
     # -- checkpoints

@@ -170,7 +170,8 @@ class Demo:
         self.expect(
             min(restored) >= committed, f"began from {min(restored)} although {committed} was committed"
         )
-        self.expect(reached - min(restored) <= 2 * SAVE_EVERY, f"{reached - min(restored)} steps were lost")
+        # two saves may be in flight, and the next is due then
+        self.expect(reached - min(restored) <= 3 * SAVE_EVERY, f"{reached - min(restored)} steps were lost")
         self.say(
             f"all ranks began again from checkpoint {min(restored)}; training steps {took:.1f} s after the kill,"
             f" {reached - min(restored)} steps to repeat"

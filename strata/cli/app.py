@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "members": "strata.cli.members:members",
     "barriers": "strata.cli.barriers:barriers",
     "checkpoints": "strata.cli.checkpoints:app",
+    "verify-run": "strata.cli.verify_run:verify_run",
     "datasets": "strata.cli.datasets:datasets",
     "jobs": "strata.cli.jobs.control:app",  # imports the app of `jobs` and adds commands to it
     "watch": "strata.cli.watch:watch",

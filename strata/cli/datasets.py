@@ -40,7 +40,7 @@ def datasets(
     *,
     credentials: Credentials,
 ) -> None:
-    """Show the datasets of a job, or the shards of each worker in one dataset.
+    """Show a job's datasets and how far its training has used them, or the shards of each worker in one dataset.
 
     Example: strata datasets --job gpt pile
     """
@@ -56,19 +56,39 @@ def datasets(
 
 
 def _show_all(client: CoordinatorClient, *, as_json: bool) -> None:
+    from strata.v1.datasets_pb2 import ListDatasetsRequest  # noqa: PLC0415  # see above
 
-    listed = client.datasets()
-    if not listed:
+    answer = client.call_whole(ListDatasetsRequest(job=client.job))
+    if not answer.datasets:
         client.job_status()  # raises NotFound if the job does not exist
     if as_json:
-        print_json(listed)
+        print_json(answer)
         return
-    print_table(
-        f"job {client.job}",
-        ("DATASET", "SHARDS", "URI"),
-        ((each.name, each.shards, each.uri or "-") for each in listed),
-        empty=f"job {client.job} has no dataset yet: register one with strata.DatasetRegistry",
-    )
+    if answer.cursors:
+        step = answer.cursors[0].step
+        print_table(
+            f"job {client.job}: samples used, as of the checkpoint of step {step}",
+            ("DATASET", "EPOCH", "SAMPLES", "OF", "ORDER", "SEED"),
+            (
+                (
+                    each.dataset,
+                    each.epoch,
+                    each.samples,
+                    each.length or "-",
+                    each.order or "-",
+                    each.seed if each.HasField("seed") else "-",
+                )
+                for each in answer.cursors
+            ),
+            empty="",
+        )
+    if answer.datasets or not answer.cursors:
+        print_table(
+            f"job {client.job}: datasets whose shards members own",
+            ("DATASET", "SHARDS", "URI"),
+            ((each.name, each.shards, each.uri or "-") for each in answer.datasets),
+            empty=f"job {client.job} has no dataset yet: register one with strata.DatasetRegistry",
+        )
 
 
 def _show_one(client: CoordinatorClient, dataset: str, *, as_json: bool) -> None:

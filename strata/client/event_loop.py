@@ -63,6 +63,7 @@ class BackgroundLoop:
             raise Unavailable(f"no answer within {timeout_s:g} s") from None
         finally:
             future.cancel()
+            del future  # its error has this frame in its traceback: together they would outlive the caller
 
     def refuse_inside(self) -> None:
         """Raise `RuntimeError` in the loop's own thread: a wait for the loop there would never end."""

@@ -1,4 +1,4 @@
-"""The order of an epoch: a permutation of its samples that is computed, not stored.
+"""The order of an epoch: a permutation of its samples that is computed, not stored (docs/data.md has test vectors).
 
 `Order(length, seed, epoch)[i]` is the sample at place `i`, found in constant time. So a training that resumes in
 the middle of an epoch needs neither the epoch's beginning nor a list of its samples, and every world computes the
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 ROUNDS: Final = 8
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -28,6 +28,7 @@ _MASK: Final = (1 << 64) - 1
 _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB
 _WORTH_AN_ARRAY: Final = 64
+_AHEAD: Final = 2048
 
 
 def mix(z: int) -> int:
@@ -38,8 +39,20 @@ def mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-class Order:
+class EpochOrder(Protocol):
     """The samples of one epoch in training order."""
+
+    def take(self, begin: int, end: int) -> list[int]:
+        """Return the samples at the places from `begin` to before `end`."""
+        ...
+
+    def takes(self, ranges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+        """Yield the samples of each range of places; may compute some ranges ahead."""
+        ...
+
+
+class Order:
+    """An epoch's order that is computed: `order-v1`, or the samples one after another if not `shuffle`."""
 
     def __init__(self, length: int, *, seed: int, epoch: int, shuffle: bool = True) -> None:
         self.length = length
@@ -74,6 +87,24 @@ class Order:
             raise IndexError(f"places {begin} to {end} of an epoch of {self.length} samples")
         return self._take_array(numpy, begin, end)
 
+    def takes(self, ranges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+        """Yield the samples of each range of places, computed some thousand at a time if NumPy is imported."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None or not self._shuffle:
+            for begin, end in ranges:
+                yield self.take(begin, end)
+            return
+        ahead = iter(ranges)
+        while some := _some(ahead):
+            places = [numpy.arange(begin, end, dtype=numpy.uint64) for begin, end in some]
+            if max(end for _begin, end in some) > self.length:
+                raise IndexError(f"a place beyond an epoch of {self.length} samples")
+            found = self._permuted(numpy, numpy.concatenate(places))
+            at = 0
+            for begin, end in some:
+                yield found[at : at + end - begin]
+                at += end - begin
+
     def _permute(self, place: int) -> int:
         a, b, keys = self._a, self._b, self._keys
         high, low = divmod(place, a)
@@ -83,9 +114,12 @@ class Order:
         return high * a + low
 
     def _take_array(self, numpy: Any, begin: int, end: int) -> list[int]:
-        """Do the same as `take` for many places: NumPy's 64-bit arithmetic wraps around as in the definition."""
+        """Do the same as `take` for many places."""
+        return self._permuted(numpy, numpy.arange(begin, end, dtype=numpy.uint64))
+
+    def _permuted(self, numpy: Any, at: Any) -> list[int]:
+        """Return the samples at these places: NumPy's 64-bit arithmetic wraps around as in the definition."""
         u64 = numpy.uint64
-        at = numpy.arange(begin, end, dtype=u64)
         outside = numpy.ones(len(at), dtype=bool)
         while outside.any():
             at[outside] = self._permute_array(numpy, at[outside])
@@ -108,6 +142,33 @@ class Order:
             low = (low + mixed(u64(self._keys[r]) + high * golden) % a) % a
             high = (high + mixed(u64(self._keys[r + 1]) + low * golden) % b) % b
         return high * a + low
+
+
+class DrawnOrder:
+    """An epoch's order that a program's own sampler gave as a list: an index may be repeated or missing."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self._indices = indices
+
+    def takes(self, ranges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+        """Yield the samples of each range of places."""
+        return (self.take(begin, end) for begin, end in ranges)
+
+    def take(self, begin: int, end: int) -> list[int]:
+        """Return the samples at the places from `begin` to before `end`."""
+        return list(self._indices[begin:end])
+
+
+def _some(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the next ranges of at least `_AHEAD` places together, or the remaining ones."""
+    found: list[tuple[int, int]] = []
+    count = 0
+    for begin, end in ranges:
+        found.append((begin, end))
+        count += end - begin
+        if count >= _AHEAD:
+            break
+    return found
 
 
 def shares(total: int, parts: int) -> Sequence[int]:

@@ -66,12 +66,13 @@ class EtcdCluster:
         fsync: bool = True,
         placements: Sequence[Placement] | None = None,
         timeout_s: float = 30.0,
+        snapshot: Path | None = None,
     ) -> Self:
         """Return a cluster in which every member is healthy.
 
         If the folder contains a cluster already, that cluster is started again with its data and ports. Without
         `fsync` a power cut may lose writes that etcd acknowledged: for tests only. `placements` gives the
-        address and namespace of each member, by default loopback.
+        address and namespace of each member, by default loopback. A new cluster begins with the contents of `snapshot`.
         """
         if members not in {1, 3}:
             raise ConfigError(f"a local etcd has 1 or 3 members, not {members}")
@@ -83,6 +84,8 @@ class EtcdCluster:
         flags = (*extra_args, *(() if fsync else ("--unsafe-no-fsync",)))
         for attempts_left in reversed(range(1 if old else _ATTEMPTS)):
             plans, token = old or _new_plan(folder, places)
+            if snapshot is not None and not old:
+                _unpack(found, snapshot, folder, plans, token, tls)
             common = (
                 f"--initial-cluster={_peers(plans, tls)}",
                 f"--initial-cluster-token={token}",
@@ -116,9 +119,7 @@ class EtcdCluster:
         """
         found = binary or find_etcd()
         folder.mkdir(mode=0o700, parents=True)
-        plans, token = _new_plan(folder, [Placement()])
-        _unpack(found, snapshot, folder, plans, token, None)
-        return cls.start(folder, members=1, binary=found, fsync=False, timeout_s=timeout_s)
+        return cls.start(folder, binary=found, fsync=False, timeout_s=timeout_s, snapshot=snapshot)
 
     def put_snapshot(self, snapshot: Path, *, tls: EtcdTls | None = None) -> None:
         """Replace the data of a stopped cluster's members by the contents of a snapshot."""

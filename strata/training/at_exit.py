@@ -4,19 +4,30 @@ The run counts as done if the program has left a loop of `run.steps` with its la
 program exits with 1, and nothing is saved, since the state may be that of an unfinished step.
 
 Python passes neither the exception nor the exit status of the program to `atexit` callbacks. `sys.excepthook` records
-an exception of the main thread; the status stays unknown. A multiprocessing child calls no `sys.excepthook`, and no
-`atexit` callback if it was forked, but its finalizers run while the exception is in `sys.exc_info()`. An error raised
-in any of these callbacks does not change the exit status, so this module ends the process with 1 itself.
+an exception of the main thread; the status stays unknown. A multiprocessing child calls no `sys.excepthook`:
+
+    Python 3.11 and 3.12    its finalizers run while the exception is in `sys.exc_info()`
+    since Python 3.13       its finalizers run later, by `atexit`; `threading` calls its own callbacks while the frame
+                            that holds the exit status is still running
+
+An error raised in any of these callbacks does not change the exit status, so this module ends the process with 1
+itself.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import multiprocessing
 import os
 import sys
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from types import CodeType, FrameType
 from typing import Any, Final, NoReturn
 
 from strata.core.exit_codes import is_success
@@ -26,6 +37,9 @@ from strata.training.loop.run import Run
 
 EARLY: Final = 100
 """The finalizer's priority: in a child process it runs before multiprocessing joins that child's own children."""
+
+_BOOTSTRAP: Final[CodeType] = BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
+"""The function that runs a multiprocessing child, and has its exit status in a local variable."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -44,6 +58,8 @@ class _AtExit:
         self._finalizer: Finalize[Any] | None = None
         if multiprocessing.parent_process() is not None:
             self._finalizer = Finalize(None, self._end_child, exitpriority=EARLY)
+            with contextlib.suppress(RuntimeError):  # the main thread has ended: the status stays unknown
+                threading._register_atexit(_call, weakref.WeakMethod(self._read_status))  # type: ignore[attr-defined]
         atexit.register(self._end)
 
     def forget(self) -> None:
@@ -63,12 +79,22 @@ class _AtExit:
         if self._failed is error:
             self._run.failed(error)
 
+    def _read_status(self) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is _BOOTSTRAP:
+                self._note(SystemExit(frame.f_locals.get("exitcode", 1)))
+                return
+            frame = frame.f_back
+
     def _end_child(self) -> None:
-        error = sys.exc_info()[1]
+        self._note(sys.exc_info()[1])
+        self._end()
+
+    def _note(self, error: BaseException | None) -> None:
         if error is not None and not is_success(error):
             self._failed = error
             self._run.failed(error)
-        self._end()
 
     def _end(self) -> None:
         run = self._run
@@ -96,6 +122,12 @@ class _AtExit:
         except BaseException:  # noqa: BLE001  # exit code 0 would mark the job done, and lose its last step
             sys.excepthook(*sys.exc_info())
             _exit_failed()
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method if its object is still in use: a callback of `threading` cannot be removed."""
+    if (act := method()) is not None:
+        act()
 
 
 def _exit_failed() -> NoReturn:

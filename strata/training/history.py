@@ -9,6 +9,7 @@ from typing import Final
 from strata.errors import StrataError
 from strata.training.rank_context import RankContext
 from strata.training.save.cadence import PRIOR_S, time_between_failures
+from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 from strata.v1.worlds_pb2 import ListGenerationsRequest
 from strata.wire.pages import whole
 
@@ -49,3 +50,10 @@ def past_of(context: RankContext, *, now_unix_s: float) -> Past:
             now_s=now_unix_s,
         ),
     )
+
+
+def recovery_of(context: RankContext) -> RecoveryResponse:
+    """Return what this member's ranks resumed from; `Refused` for a training without coordinators."""
+    request = RecoveryRequest(job=context.job, worker_id=context.worker_id)
+    response: RecoveryResponse = whole(context.call, request)
+    return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from strata.config import Credentials
@@ -33,6 +33,10 @@ def init(
     global_batch: int | None = None,
     uneven: bool = True,
     seed: int = 0,
+    mesh: Any = None,
+    exact_samples: bool = True,
+    virtual_ranks: int = 0,
+    config: Mapping[str, Any] | None = None,
     replicated: Collection[str] | bool | None = None,
     total_steps: int | None = None,
     preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
@@ -70,6 +74,10 @@ def init(
         global_batch=global_batch,
         uneven=uneven,
         seed=seed,
+        mesh=mesh,
+        exact_samples=exact_samples,
+        virtual_ranks=virtual_ranks,
+        config=config,
         replicated=replicated,
         total_steps=total_steps,
     )

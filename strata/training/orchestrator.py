@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -45,8 +45,10 @@ from strata.training.loop.clock import Clock
 from strata.training.loop.feeds import Loader
 from strata.training.loop.reporting import TrainingReporter
 from strata.training.loop.run import Run
+from strata.training.loop.virtual_ranks import check_virtual
 from strata.training.rank_context import Alone, RankContext
 from strata.training.restore import begin
+from strata.training.save.run_config import checked_config
 from strata.training.save.state import on_optimizer_steps, state_of
 from strata.training.settings_agreement import Sampling, agree_on_settings
 from strata.training.shown_errors import show_errors_briefly
@@ -129,6 +131,10 @@ class TrainingOrchestrator:
         global_batch: int | None = None,
         uneven: bool = True,
         seed: int = 0,
+        mesh: Any = None,
+        exact_samples: bool = True,
+        virtual_ranks: int = 0,
+        config: Mapping[str, Any] | None = None,
         replicated: Collection[str] | bool | None = None,
         total_steps: int | None = None,
     ) -> Run:
@@ -140,10 +146,20 @@ class TrainingOrchestrator:
         shares, the shares differ by one sample, and `run.weight` gives each sample the same weight. With
         `uneven=False` such a world is refused.
 
+        `mesh` names this rank's data-parallel place, if not every rank has samples of its own: the data-parallel part
+        of a torch DeviceMesh, a pair (index, count), or a function that returns one of these. Ranks of one place get
+        the same batches. With `exact_samples=False` a loader or dataset that cannot continue exactly at the position
+        is accepted with a warning, instead of refused with `DatasetMismatch`. With `virtual_ranks=V` a step is V
+        micro-batches of the loader's batch size, whose gradients are added up in one order in every world: the
+        training has the same bits in a world of any size up to V.
+
         At each save the ranks compare their tensors. A tensor that is equal on all ranks is saved once, each rank
         writing its share; every other tensor is saved by each rank. Tensors under the paths in `replicated`
         ("model", "optim.state"; True: everything) must be equal, or the save fails. With `replicated=False` nothing is
         compared, and each rank saves all its tensors.
+
+        `config` holds the hyperparameters (numbers, texts, lists, dicts), which are kept with each checkpoint, shown and
+        compared by `strata checkpoints show` and `diff`, and carried by a fork. Without it the restored one stays.
 
         `total_steps` is the last step of the training, if known; the display of progress and of the remaining time
         uses it.
@@ -154,6 +170,8 @@ class TrainingOrchestrator:
         without a coordinator. Otherwise raises as `strata.connect` and `CheckpointManager.restore` do.
         """
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
+        check_virtual(virtual_ranks, model=model, mesh=mesh)
+        run_config = None if config is None else checked_config(config)
         ledger = Ledger(since_s=self._clock.monotonic_s())
         standalone = self._endpoints is not None or "STRATA_SOCKET" not in os.environ
         with exit_if_done(), exit_if_refused(standalone=standalone):
@@ -166,7 +184,15 @@ class TrainingOrchestrator:
                 ending,
                 saved,
                 data=data,
-                sampling=Sampling(global_batch=global_batch, uneven=uneven, seed=seed),
+                sampling=Sampling(
+                    global_batch=global_batch,
+                    uneven=uneven,
+                    seed=seed,
+                    exact_samples=exact_samples,
+                    virtual_ranks=virtual_ranks,
+                ),
+                mesh=mesh,
+                run_config=run_config,
                 ledger=ledger,
                 replicated=replicated,
                 total_steps=total_steps,
@@ -230,6 +256,8 @@ class TrainingOrchestrator:
         *,
         data: Loader | None,
         sampling: Sampling,
+        mesh: Any,
+        run_config: Mapping[str, Any] | None,
         ledger: Ledger,
         replicated: Collection[str] | bool | None,
         total_steps: int | None,
@@ -261,6 +289,7 @@ class TrainingOrchestrator:
             replicated=replicated,
         )
         checkpoints = adopting(lambda: patiently(opened))
+        reporter = TrainingReporter(total_steps=total_steps)
         restore_generation = partial(
             begin,
             context,
@@ -271,7 +300,12 @@ class TrainingOrchestrator:
             clock=self._clock,
             ledger=ledger,
             arm=ending.arm,
-            agree=partial(agree_on_settings, context, roots=checkpoints.root_ids),
+            mesh=mesh,
+            run_config=run_config,
+            reported=reporter.values,
+            agree=lambda mine, place: agree_on_settings(
+                context, mine, roots=checkpoints.root_ids, place=place
+            ),
             patiently=patiently,
         )
 
@@ -298,10 +332,10 @@ class TrainingOrchestrator:
             ending=ending,
             clock=self._clock,
             data=data,
-            reporter=TrainingReporter(total_steps=total_steps),
+            reporter=reporter,
         )
         if isinstance(ending, InProcessExit):
-            on_optimizer_steps(state, before=ending.check)
+            on_optimizer_steps(state, before=lambda _closure: ending.check())
         return run
 
     # -- one generation after another, in this process

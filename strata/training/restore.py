@@ -12,15 +12,18 @@ from strata.checkpoint.snapshot.state import join
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.config import TrainingConfig
 from strata.core.health.goodput import GOODPUT_KEY, START, Ledger
+from strata.data.place import DataPlace, place_of
 from strata.training.group import ensure_group
 from strata.training.history import Past, past_of
 from strata.training.loop.clock import Clock
 from strata.training.loop.cursors import CURSORS_KEY, CursorBook
 from strata.training.loop.ddp_buckets import BUCKETS_KEY, Buckets
 from strata.training.loop.feeds import Feeding
-from strata.training.loop.stateful_feed import KEPT_KEY
+from strata.training.loop.training_data import TrainingData
+from strata.training.loop.virtual_ranks import RealRanks, VirtualRanks
 from strata.training.rank_context import Alone, RankContext
 from strata.training.save.cadence import Rule
+from strata.training.save.run_config import CONFIG_KEY, changes
 from strata.training.save.saves import Saves
 from strata.training.save.state import (
     LOADER_KEY,
@@ -31,7 +34,7 @@ from strata.training.save.state import (
     plain_of,
     position_of,
 )
-from strata.training.settings_agreement import Lengths, RankSettings, Sampling
+from strata.training.settings_agreement import Loaders, RankSettings, Sampling
 from strata.training.start_retry import at_once
 
 RESTORE: Final = "restore"
@@ -49,7 +52,10 @@ class GenerationRestore:
     position: Position
     saves: Saves
     ledger: Ledger
-    feeding: Feeding
+    data: TrainingData
+    place: DataPlace
+    virtual: RealRanks
+    config: dict[str, Any]
     cursors: CursorBook
     buckets: Buckets
     restored: bool
@@ -68,13 +74,17 @@ def begin(
     clock: Clock,
     ledger: Ledger,
     arm: Callable[[], None] = lambda: None,
-    agree: Callable[[RankSettings], RankSettings] = lambda mine: mine,
+    mesh: Any = None,
+    run_config: Mapping[str, Any] | None = None,
+    reported: Callable[[], Mapping[str, float]] = dict,
+    agree: Callable[[RankSettings, DataPlace], RankSettings] = lambda mine, place: mine,
     patiently: Callable[[Callable[[], Any]], Any] = at_once,
 ) -> GenerationRestore:
     """Restore `state` to the starting point of the world of `context`, and return this rank's starting point.
 
     Initialises torch's process group first, and calls `arm` if that binds this process to its generation. `agree`
-    waits for all ranks, and returns the settings that apply to all of them. `patiently` calls the functions that
+    waits for all ranks, and returns the settings that apply to all of them. `mesh` gives this rank's data-parallel place, `run_config` is the
+    program's config (None: as restored), and `reported` returns the numbers that the program reported. `patiently` calls the functions that
     read the storage, and may call them again.
     """
     context.check()
@@ -82,10 +92,9 @@ def begin(
     context.progress(0, RESTORE)
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
-    differs = {join(OWN_KEY, name) for name in (CURSORS_KEY, BUCKETS_KEY, join(LOADER_KEY, KEPT_KEY))}
     plain = {join("", key) for key in plain_of(state)}
     restored: CheckpointMetadata | None = patiently(
-        lambda: checkpoints.restore(state, of_rank_0=buffers_of(state) | plain | differs)
+        lambda: checkpoints.restore(state, of_rank_0=buffers_of(state) | plain | {OWN_KEY})
     )
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
@@ -114,11 +123,16 @@ def begin(
 
     cursors = CursorBook(rank=context.rank, own=str(own.get(CURSORS_KEY, "")), of_ranks=cursors_of_ranks)
     buckets = Buckets(context, state, saved=str(own.get(BUCKETS_KEY, "")), restored=restored is not None)
+    before = dict(own.get(CONFIG_KEY, {}))
+    kept = before if run_config is None else dict(run_config)
+    if context.rank == 0 and restored is not None and (differs_in := changes(kept, before)):
+        log.info("the config differs from step %d's: %s", position.step, "; ".join(differs_in))
     rule = Rule(
         every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every
     )
     context.progress(position.step, BEGIN)
-    settings = agree(RankSettings(rule=rule, sampling=sampling))
+    place = place_of(mesh, rank=context.rank, world_size=context.world_size)
+    settings = agree(RankSettings(rule=rule, sampling=sampling), place)
     saves = Saves(
         context,
         checkpoints,
@@ -131,21 +145,30 @@ def begin(
         failure_s=past.failure_s,
         cursors=cursors.saved,
         buckets=buckets.saved,
+        reported=reported,
+        config=kept,
     )
+    virtual = settings.sampling.virtual_ranks
     feeding = Feeding(
-        rank=context.rank,
-        world_size=context.world_size,
+        rank=place.rank,
+        world_size=place.size,
         global_batch=settings.sampling.global_batch,
         seed=settings.sampling.seed,
         uneven=settings.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
-        shortest=Lengths(context).shortest,
+        exact=settings.sampling.exact_samples,
+        virtual=virtual,
+        has_peers=place.size < context.world_size,
+        meet=Loaders(context).meet,
     )
     return GenerationRestore(
         position=position,
         saves=saves,
         ledger=ledger,
-        feeding=feeding,
+        data=TrainingData(feeding, saved=own),
+        place=place,
+        config=kept,
+        virtual=VirtualRanks(state, place, virtual) if virtual else RealRanks(),
         cursors=cursors,
         buckets=buckets,
         restored=restored is not None,

@@ -67,21 +67,29 @@ class StartRetry:
         forget = self._context.observe_world(self._on_world)
         try:
             # `step` is the first step that the refusal delays; with it, the generation counts as unable to save
-            return self._retry.first(
+            done = self._retry.first(
                 [act], step=point.step + 1 if point is not None else 1, pause=self._pause
             )
         except HoldOver as over:
             raise Preempted(f"nothing can be restored: {over.message}") from over
         finally:
             forget()
+        self._leave_if_requested()  # the notice may have come while `act` ran
+        return done
 
     def _pause(self, seconds: float) -> None:
+        self._context.support_graceful_stop()  # a notice ends the wait, and this process exits by itself
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             hold = self._retry.hold
             self._context.progress(0, WAITS.format(hold.held_s if hold is not None else 0.0))
             if self._must_leave.wait(min(left_s, REPORT_S)):
-                raise Preempted(f"stopped before the first step: {self._leave_reason}")
+                break
+        self._leave_if_requested()
+
+    def _leave_if_requested(self) -> None:
+        if self._must_leave.is_set():
+            raise Preempted(f"stopped before the first step: {self._leave_reason}")
 
     def _on_world(self, update: WorldUpdate) -> None:
         """Record a notice, in the session's thread."""

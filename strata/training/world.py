@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
+from strata.data.place import DataPlace
 from strata.training.rank_context import RankContext
 from strata.v1.session_pb2 import RankPlace
 
@@ -27,6 +28,9 @@ class TrainingWorld:
     size: int
     local_rank: int
     local_size: int
+    data_rank: int
+    """This rank's place among the `data_size` data-parallel ranks, by the `mesh` of `strata.init`."""
+    data_size: int
     master_addr: str = ""
     master_port: int = 0
 
@@ -39,7 +43,7 @@ class TrainingWorld:
         return f"{host}:{self.master_port}"
 
 
-def world_of(context: RankContext) -> TrainingWorld:
+def world_of(context: RankContext, place: DataPlace) -> TrainingWorld:
     """Return the world of `context`, with the node's values from the environment (LOCAL_RANK, MASTER_ADDR …)."""
     env = os.environ
     has_agent = "RANK" in env and "WORLD_SIZE" in env
@@ -51,6 +55,8 @@ def world_of(context: RankContext) -> TrainingWorld:
         size=context.world_size,
         local_rank=_number(env.get("LOCAL_RANK"), 0),
         local_size=_number(env.get("LOCAL_WORLD_SIZE"), 1),
+        data_rank=place.rank,
+        data_size=place.size,
         master_addr=env.get("MASTER_ADDR", "") if has_agent else "",
         master_port=_number(env.get("MASTER_PORT"), 0) if has_agent else 0,
     )

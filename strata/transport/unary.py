@@ -109,7 +109,8 @@ class UnaryClient:
         method = METHODS.get(type(request))
         if method is None:
             raise InvalidArgument(f"no call takes a {type(request).__name__}")
-        failures: dict[str, StrataError] = {}
+        # messages, not errors: an error's traceback would keep this frame, and with it the failed connections
+        failures: dict[str, str] = {}
         refusals = 0
         restored = False
         try:
@@ -132,11 +133,9 @@ class UnaryClient:
                         # credential that was renewed since.
                         if _answers_for_all(error) or refusals > self._route.count:
                             raise
-                        failures[str(self._route.current)] = error
+                        failures[str(self._route.current)] = error.message
         except TimeoutError:
-            reasons = (
-                "; ".join(error.message for error in failures.values()) or "no connection was established"
-            )
+            reasons = "; ".join(failures.values()) or "no connection was established"
             raise Unavailable(
                 f"no coordinator answered within {timeout_s:g} s: {reasons}", hint=_WHERE
             ) from None

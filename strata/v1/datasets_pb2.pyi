@@ -249,6 +249,53 @@ class GetAssignmentResponse(_message.Message):
 Global___GetAssignmentResponse: _TypeAlias = GetAssignmentResponse  # noqa: Y015
 
 @_typing.final
+class SampleCursor(_message.Message):
+    """How far the training had used a dataset at the newest committed checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    step: _builtins.int
+    """Of the checkpoint."""
+    epoch: _builtins.int
+    samples: _builtins.int
+    """Samples of that epoch that completed steps used."""
+    length: _builtins.int
+    """Samples of an epoch; 0: unknown."""
+    order: _builtins.str
+    """Names the definition of the epoch's order: "order-v1", "sequential", a sampler's class, or "loader" if
+    only the program's loader knows it.
+    """
+    seed: _builtins.int
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        step: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        length: _builtins.int = ...,
+        order: _builtins.str = ...,
+        seed: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "dataset", b"dataset", "epoch", b"epoch", "length", b"length", "order", b"order", "samples", b"samples", "seed", b"seed", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+
+Global___SampleCursor: _TypeAlias = SampleCursor  # noqa: Y015
+
+@_typing.final
 class ListDatasetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -286,22 +333,28 @@ class ListDatasetsResponse(_message.Message):
     DATASETS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty when there are no more."""
     @_builtins.property
     def datasets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Dataset]: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleCursor]:
+        """Of the datasets that the training reads by itself; on the first page alone."""
+
     def __init__(
         self,
         *,
         datasets: _abc.Iterable[Global___Dataset] | None = ...,
         token: _common_pb2.Token | None = ...,
         next_page_token: _builtins.str = ...,
+        cursors: _abc.Iterable[Global___SampleCursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datasets", b"datasets", "next_page_token", b"next_page_token", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "datasets", b"datasets", "next_page_token", b"next_page_token", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from strata.v1 import checkpoints_pb2 as strata_dot_v1_dot_checkpoints__pb2
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
+from strata.v1 import datasets_pb2 as strata_dot_v1_dot_datasets__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16strata/v1/worlds.proto\x12\tstrata.v1\x1a\x1bstrata/v1/checkpoints.proto\x1a\x16strata/v1/common.proto\"\x83\x01\n\x07JobSpec\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x05\x12\x10\n\x08settle_s\x18\x03 \x01(\x01\x12#\n\x1bmax_no_progress_generations\x18\x04 \x01(\x05\x12\x17\n\x0fmax_generations\x18\x05 \x01(\x05\"\x8f\x01\n\x0cRestorePoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x19\n\x11record_generation\x18\x03 \x01(\x03\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\x12\x1e\n\x05tiers\x18\x06 \x03(\x0b\x32\x0f.strata.v1.Tier\"\x85\x01\n\x05World\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04size\x18\x02 \x01(\x05\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x0f\n\x07\x66orming\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x07restore\x18\x06 \x01(\x0b\x32\x17.strata.v1.RestorePoint\"l\n\x0bWorldMember\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngroup_rank\x18\x03 \x01(\x05\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x12\n\nfirst_rank\x18\x05 \x01(\x05\"\x8c\x01\n\nStopNotice\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12%\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x15.strata.v1.StopAction\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x10\n\x08grace_ms\x18\x05 \x01(\x03\x12\r\n\x05pause\x18\x06 \x01(\x08\"\x84\x01\n\nGeneration\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\x15\n\rbegan_unix_ms\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommitted_step\x18\x03 \x01(\x03\x12\x15\n\rhas_committed\x18\x04 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\x08\"f\n\x0fGetWorldRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"\x96\x01\n\x10GetWorldResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.strata.v1.WorldMember\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\"\xa8\x02\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05phase\x18\x02 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x03 \x01(\t\x12 \n\x04spec\x18\x04 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x1f\n\x05world\x18\x05 \x01(\x0b\x32\x10.strata.v1.World\x12\x0f\n\x07workers\x18\x06 \x01(\x05\x12\x10\n\x08standbys\x18\x07 \x03(\t\x12\x13\n\x0blatest_step\x18\x08 \x01(\x03\x12\x12\n\nhas_latest\x18\t \x01(\x08\x12%\n\x06notice\x18\n \x01(\x0b\x32\x15.strata.v1.StopNotice\x12\x11\n\tdiagnosis\x18\x0b \x01(\t\x12\x10\n\x08suspects\x18\x0c \x03(\x05\"Y\n\x0fListJobsRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"=\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"N\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"|\n\x16ListGenerationsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\x7f\n\x17ListGenerationsResponse\x12*\n\x0bgenerations\x18\x01 \x03(\x0b\x32\x15.strata.v1.Generation\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"i\n\x0fScaleJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bmin_workers\x18\x02 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x03 \x01(\x05\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"P\n\x10ScaleJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\xbc\x01\n\x0eStopJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12%\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x15.strata.v1.StopAction\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x10\n\x08grace_ms\x18\x05 \x01(\x03\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12\x0b\n\x03now\x18\x07 \x01(\x08\x12\x1f\n\x05token\x18\x08 \x01(\x0b\x32\x10.strata.v1.Token\"Y\n\x0fStopJobResponse\x12%\n\x06notice\x18\x01 \x01(\x0b\x32\x15.strata.v1.StopNotice\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"@\n\x10ResumeJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"Q\n\x11ResumeJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"@\n\x10\x44\x65leteJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"4\n\x11\x44\x65leteJobResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token*|\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x01\x12\x14\n\x10JOB_PHASE_PAUSED\x10\x02\x12\x12\n\x0eJOB_PHASE_DONE\x10\x03\x12\x14\n\x10JOB_PHASE_FAILED\x10\x04*\x87\x01\n\nStopAction\x12\x1b\n\x17STOP_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13STOP_ACTION_PREEMPT\x10\x01\x12\x15\n\x11STOP_ACTION_PAUSE\x10\x02\x12\x15\n\x11STOP_ACTION_DRAIN\x10\x03\x12\x15\n\x11STOP_ACTION_SCALE\x10\x04\x32\xc2\x04\n\x06Worlds\x12\x43\n\x08GetWorld\x12\x1a.strata.v1.GetWorldRequest\x1a\x1b.strata.v1.GetWorldResponse\x12\x43\n\x08ListJobs\x12\x1a.strata.v1.ListJobsRequest\x1a\x1b.strata.v1.ListJobsResponse\x12=\n\x06GetJob\x12\x18.strata.v1.GetJobRequest\x1a\x19.strata.v1.GetJobResponse\x12X\n\x0fListGenerations\x12!.strata.v1.ListGenerationsRequest\x1a\".strata.v1.ListGenerationsResponse\x12\x43\n\x08ScaleJob\x12\x1a.strata.v1.ScaleJobRequest\x1a\x1b.strata.v1.ScaleJobResponse\x12@\n\x07StopJob\x12\x19.strata.v1.StopJobRequest\x1a\x1a.strata.v1.StopJobResponse\x12\x46\n\tResumeJob\x12\x1b.strata.v1.ResumeJobRequest\x1a\x1c.strata.v1.ResumeJobResponse\x12\x46\n\tDeleteJob\x12\x1b.strata.v1.DeleteJobRequest\x1a\x1c.strata.v1.DeleteJobResponseB\x14Z\x12strata/v1;stratav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16strata/v1/worlds.proto\x12\tstrata.v1\x1a\x1bstrata/v1/checkpoints.proto\x1a\x16strata/v1/common.proto\x1a\x18strata/v1/datasets.proto\"\x83\x01\n\x07JobSpec\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x05\x12\x10\n\x08settle_s\x18\x03 \x01(\x01\x12#\n\x1bmax_no_progress_generations\x18\x04 \x01(\x05\x12\x17\n\x0fmax_generations\x18\x05 \x01(\x05\"\x8f\x01\n\x0cRestorePoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x19\n\x11record_generation\x18\x03 \x01(\x03\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\x12\x1e\n\x05tiers\x18\x06 \x03(\x0b\x32\x0f.strata.v1.Tier\"\x85\x01\n\x05World\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04size\x18\x02 \x01(\x05\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x0f\n\x07\x66orming\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x07restore\x18\x06 \x01(\x0b\x32\x17.strata.v1.RestorePoint\"l\n\x0bWorldMember\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngroup_rank\x18\x03 \x01(\x05\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x12\n\nfirst_rank\x18\x05 \x01(\x05\"\x8c\x01\n\nStopNotice\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12%\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x15.strata.v1.StopAction\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x10\n\x08grace_ms\x18\x05 \x01(\x03\x12\r\n\x05pause\x18\x06 \x01(\x08\"\x84\x01\n\nGeneration\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\x15\n\rbegan_unix_ms\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommitted_step\x18\x03 \x01(\x03\x12\x15\n\rhas_committed\x18\x04 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\x08\"f\n\x0fGetWorldRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"\x96\x01\n\x10GetWorldResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.strata.v1.WorldMember\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\"\xd2\x02\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05phase\x18\x02 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x03 \x01(\t\x12 \n\x04spec\x18\x04 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x1f\n\x05world\x18\x05 \x01(\x0b\x32\x10.strata.v1.World\x12\x0f\n\x07workers\x18\x06 \x01(\x05\x12\x10\n\x08standbys\x18\x07 \x03(\t\x12\x13\n\x0blatest_step\x18\x08 \x01(\x03\x12\x12\n\nhas_latest\x18\t \x01(\x08\x12%\n\x06notice\x18\n \x01(\x0b\x32\x15.strata.v1.StopNotice\x12\x11\n\tdiagnosis\x18\x0b \x01(\t\x12\x10\n\x08suspects\x18\x0c \x03(\x05\x12(\n\x07\x63ursors\x18\r \x03(\x0b\x32\x17.strata.v1.SampleCursor\"Y\n\x0fListJobsRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"=\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"N\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"|\n\x16ListGenerationsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\x7f\n\x17ListGenerationsResponse\x12*\n\x0bgenerations\x18\x01 \x03(\x0b\x32\x15.strata.v1.Generation\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"i\n\x0fScaleJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bmin_workers\x18\x02 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x03 \x01(\x05\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"P\n\x10ScaleJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\xbc\x01\n\x0eStopJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12%\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x15.strata.v1.StopAction\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x10\n\x08grace_ms\x18\x05 \x01(\x03\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12\x0b\n\x03now\x18\x07 \x01(\x08\x12\x1f\n\x05token\x18\x08 \x01(\x0b\x32\x10.strata.v1.Token\"Y\n\x0fStopJobResponse\x12%\n\x06notice\x18\x01 \x01(\x0b\x32\x15.strata.v1.StopNotice\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"@\n\x10ResumeJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"Q\n\x11ResumeJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"@\n\x10\x44\x65leteJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"4\n\x11\x44\x65leteJobResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token*|\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x01\x12\x14\n\x10JOB_PHASE_PAUSED\x10\x02\x12\x12\n\x0eJOB_PHASE_DONE\x10\x03\x12\x14\n\x10JOB_PHASE_FAILED\x10\x04*\x87\x01\n\nStopAction\x12\x1b\n\x17STOP_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13STOP_ACTION_PREEMPT\x10\x01\x12\x15\n\x11STOP_ACTION_PAUSE\x10\x02\x12\x15\n\x11STOP_ACTION_DRAIN\x10\x03\x12\x15\n\x11STOP_ACTION_SCALE\x10\x04\x32\xc2\x04\n\x06Worlds\x12\x43\n\x08GetWorld\x12\x1a.strata.v1.GetWorldRequest\x1a\x1b.strata.v1.GetWorldResponse\x12\x43\n\x08ListJobs\x12\x1a.strata.v1.ListJobsRequest\x1a\x1b.strata.v1.ListJobsResponse\x12=\n\x06GetJob\x12\x18.strata.v1.GetJobRequest\x1a\x19.strata.v1.GetJobResponse\x12X\n\x0fListGenerations\x12!.strata.v1.ListGenerationsRequest\x1a\".strata.v1.ListGenerationsResponse\x12\x43\n\x08ScaleJob\x12\x1a.strata.v1.ScaleJobRequest\x1a\x1b.strata.v1.ScaleJobResponse\x12@\n\x07StopJob\x12\x19.strata.v1.StopJobRequest\x1a\x1a.strata.v1.StopJobResponse\x12\x46\n\tResumeJob\x12\x1b.strata.v1.ResumeJobRequest\x1a\x1c.strata.v1.ResumeJobResponse\x12\x46\n\tDeleteJob\x12\x1b.strata.v1.DeleteJobRequest\x1a\x1c.strata.v1.DeleteJobResponseB\x14Z\x12strata/v1;stratav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,56 +35,56 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'strata.v1.worlds_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\022strata/v1;stratav1'
-  _globals['_JOBPHASE']._serialized_start=2787
-  _globals['_JOBPHASE']._serialized_end=2911
-  _globals['_STOPACTION']._serialized_start=2914
-  _globals['_STOPACTION']._serialized_end=3049
-  _globals['_JOBSPEC']._serialized_start=91
-  _globals['_JOBSPEC']._serialized_end=222
-  _globals['_RESTOREPOINT']._serialized_start=225
-  _globals['_RESTOREPOINT']._serialized_end=368
-  _globals['_WORLD']._serialized_start=371
-  _globals['_WORLD']._serialized_end=504
-  _globals['_WORLDMEMBER']._serialized_start=506
-  _globals['_WORLDMEMBER']._serialized_end=614
-  _globals['_STOPNOTICE']._serialized_start=617
-  _globals['_STOPNOTICE']._serialized_end=757
-  _globals['_GENERATION']._serialized_start=760
-  _globals['_GENERATION']._serialized_end=892
-  _globals['_GETWORLDREQUEST']._serialized_start=894
-  _globals['_GETWORLDREQUEST']._serialized_end=996
-  _globals['_GETWORLDRESPONSE']._serialized_start=999
-  _globals['_GETWORLDRESPONSE']._serialized_end=1149
-  _globals['_JOB']._serialized_start=1152
-  _globals['_JOB']._serialized_end=1448
-  _globals['_LISTJOBSREQUEST']._serialized_start=1450
-  _globals['_LISTJOBSREQUEST']._serialized_end=1539
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1541
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1647
-  _globals['_GETJOBREQUEST']._serialized_start=1649
-  _globals['_GETJOBREQUEST']._serialized_end=1710
-  _globals['_GETJOBRESPONSE']._serialized_start=1712
-  _globals['_GETJOBRESPONSE']._serialized_end=1790
-  _globals['_LISTGENERATIONSREQUEST']._serialized_start=1792
-  _globals['_LISTGENERATIONSREQUEST']._serialized_end=1916
-  _globals['_LISTGENERATIONSRESPONSE']._serialized_start=1918
-  _globals['_LISTGENERATIONSRESPONSE']._serialized_end=2045
-  _globals['_SCALEJOBREQUEST']._serialized_start=2047
-  _globals['_SCALEJOBREQUEST']._serialized_end=2152
-  _globals['_SCALEJOBRESPONSE']._serialized_start=2154
-  _globals['_SCALEJOBRESPONSE']._serialized_end=2234
-  _globals['_STOPJOBREQUEST']._serialized_start=2237
-  _globals['_STOPJOBREQUEST']._serialized_end=2425
-  _globals['_STOPJOBRESPONSE']._serialized_start=2427
-  _globals['_STOPJOBRESPONSE']._serialized_end=2516
-  _globals['_RESUMEJOBREQUEST']._serialized_start=2518
-  _globals['_RESUMEJOBREQUEST']._serialized_end=2582
-  _globals['_RESUMEJOBRESPONSE']._serialized_start=2584
-  _globals['_RESUMEJOBRESPONSE']._serialized_end=2665
-  _globals['_DELETEJOBREQUEST']._serialized_start=2667
-  _globals['_DELETEJOBREQUEST']._serialized_end=2731
-  _globals['_DELETEJOBRESPONSE']._serialized_start=2733
-  _globals['_DELETEJOBRESPONSE']._serialized_end=2785
-  _globals['_WORLDS']._serialized_start=3052
-  _globals['_WORLDS']._serialized_end=3630
+  _globals['_JOBPHASE']._serialized_start=2855
+  _globals['_JOBPHASE']._serialized_end=2979
+  _globals['_STOPACTION']._serialized_start=2982
+  _globals['_STOPACTION']._serialized_end=3117
+  _globals['_JOBSPEC']._serialized_start=117
+  _globals['_JOBSPEC']._serialized_end=248
+  _globals['_RESTOREPOINT']._serialized_start=251
+  _globals['_RESTOREPOINT']._serialized_end=394
+  _globals['_WORLD']._serialized_start=397
+  _globals['_WORLD']._serialized_end=530
+  _globals['_WORLDMEMBER']._serialized_start=532
+  _globals['_WORLDMEMBER']._serialized_end=640
+  _globals['_STOPNOTICE']._serialized_start=643
+  _globals['_STOPNOTICE']._serialized_end=783
+  _globals['_GENERATION']._serialized_start=786
+  _globals['_GENERATION']._serialized_end=918
+  _globals['_GETWORLDREQUEST']._serialized_start=920
+  _globals['_GETWORLDREQUEST']._serialized_end=1022
+  _globals['_GETWORLDRESPONSE']._serialized_start=1025
+  _globals['_GETWORLDRESPONSE']._serialized_end=1175
+  _globals['_JOB']._serialized_start=1178
+  _globals['_JOB']._serialized_end=1516
+  _globals['_LISTJOBSREQUEST']._serialized_start=1518
+  _globals['_LISTJOBSREQUEST']._serialized_end=1607
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1609
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1715
+  _globals['_GETJOBREQUEST']._serialized_start=1717
+  _globals['_GETJOBREQUEST']._serialized_end=1778
+  _globals['_GETJOBRESPONSE']._serialized_start=1780
+  _globals['_GETJOBRESPONSE']._serialized_end=1858
+  _globals['_LISTGENERATIONSREQUEST']._serialized_start=1860
+  _globals['_LISTGENERATIONSREQUEST']._serialized_end=1984
+  _globals['_LISTGENERATIONSRESPONSE']._serialized_start=1986
+  _globals['_LISTGENERATIONSRESPONSE']._serialized_end=2113
+  _globals['_SCALEJOBREQUEST']._serialized_start=2115
+  _globals['_SCALEJOBREQUEST']._serialized_end=2220
+  _globals['_SCALEJOBRESPONSE']._serialized_start=2222
+  _globals['_SCALEJOBRESPONSE']._serialized_end=2302
+  _globals['_STOPJOBREQUEST']._serialized_start=2305
+  _globals['_STOPJOBREQUEST']._serialized_end=2493
+  _globals['_STOPJOBRESPONSE']._serialized_start=2495
+  _globals['_STOPJOBRESPONSE']._serialized_end=2584
+  _globals['_RESUMEJOBREQUEST']._serialized_start=2586
+  _globals['_RESUMEJOBREQUEST']._serialized_end=2650
+  _globals['_RESUMEJOBRESPONSE']._serialized_start=2652
+  _globals['_RESUMEJOBRESPONSE']._serialized_end=2733
+  _globals['_DELETEJOBREQUEST']._serialized_start=2735
+  _globals['_DELETEJOBREQUEST']._serialized_end=2799
+  _globals['_DELETEJOBRESPONSE']._serialized_start=2801
+  _globals['_DELETEJOBRESPONSE']._serialized_end=2853
+  _globals['_WORLDS']._serialized_start=3120
+  _globals['_WORLDS']._serialized_end=3698
 # @@protoc_insertion_point(module_scope)

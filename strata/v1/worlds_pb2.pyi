@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from strata.v1 import checkpoints_pb2 as _checkpoints_pb2
 from strata.v1 import common_pb2 as _common_pb2
+from strata.v1 import datasets_pb2 as _datasets_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -379,6 +380,7 @@ class Job(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     DIAGNOSIS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     phase: Global___JobPhase.ValueType
     phase_reason: _builtins.str
@@ -403,6 +405,10 @@ class Job(_message.Message):
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of the stalled ranks: those that seem to delay the others."""
 
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[_datasets_pb2.SampleCursor]:
+        """How far the training had used its datasets at the newest committed checkpoint."""
+
     def __init__(
         self,
         *,
@@ -418,10 +424,11 @@ class Job(_message.Message):
         notice: Global___StopNotice | None = ...,
         diagnosis: _builtins.str = ...,
         suspects: _abc.Iterable[_builtins.int] | None = ...,
+        cursors: _abc.Iterable[_datasets_pb2.SampleCursor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "spec", b"spec", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["diagnosis", b"diagnosis", "has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "suspects", b"suspects", "workers", b"workers", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "diagnosis", b"diagnosis", "has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "suspects", b"suspects", "workers", b"workers", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

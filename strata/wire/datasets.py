@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from strata.core.datasets.cursors import cursors_of
+from strata.core.job import JobView
 from strata.core.kv.records import Assignment, DatasetSpec
 from strata.v1 import datasets_pb2
 
@@ -24,3 +26,23 @@ def assignment_message(
         generation=assignment.generation,
         ring=assignment.ring,
     )
+
+
+def cursor_messages(job: JobView) -> list[datasets_pb2.SampleCursor]:
+    """Return the sample cursors in the job's latest checkpoint."""
+    latest = job.latest()
+    entry = job.checkpoint(latest.record.step, latest.record.generation) if latest is not None else None
+    if entry is None:
+        return []
+    return [
+        datasets_pb2.SampleCursor(
+            dataset=cursor.dataset,
+            step=entry.record.step,
+            epoch=cursor.epoch,
+            samples=cursor.samples,
+            length=cursor.length,
+            order=cursor.order,
+            seed=cursor.seed,
+        )
+        for cursor in cursors_of(entry.record.metadata)
+    ]

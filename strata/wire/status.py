@@ -13,8 +13,6 @@ grpc's own errors never escape unconverted: calls are made under `translated`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
@@ -39,6 +37,7 @@ Code = grpc.StatusCode
 STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
     StrataError: Code.INTERNAL,
     errors.ConfigError: Code.FAILED_PRECONDITION,
+    errors.DatasetMismatch: Code.FAILED_PRECONDITION,
     errors.InvalidArgument: Code.INVALID_ARGUMENT,
     errors.NotFound: Code.NOT_FOUND,
     errors.Refused: Code.FAILED_PRECONDITION,
@@ -137,16 +136,25 @@ def is_broken_transport(error: grpc.RpcError) -> bool:
     return code is Code.UNAVAILABLE and not answered and any(words in text for words in _BREAKS)
 
 
-@contextmanager
-def translated(target: str) -> Iterator[None]:
-    """Convert grpc errors: an error raised inside leaves as a `StrataError` about `target`."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc(error, target) from error
-    except grpc.aio.BaseError as error:
-        # grpc.aio's own errors: a channel that was closed during the call, a broken completion queue
-        raise Unavailable(f"{target}: {error}") from error
+class translated:  # noqa: N801  # used as a function: `with translated(target):`
+    """Convert grpc errors: an error raised inside leaves as a `StrataError` about `target`.
+
+    No `contextmanager`: since Python 3.12 an error that one converts stays, with the failed call and its connection,
+    until Python's next collection of cycles.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, grpc.RpcError):
+            raise from_rpc(error, self._target) from error
+        if isinstance(error, grpc.aio.BaseError):
+            # grpc.aio's own errors: a channel that was closed during the call, a broken completion queue
+            raise Unavailable(f"{self._target}: {error}") from error
 
 
 class Aborts(Protocol):

@@ -24,6 +24,7 @@ from strata.core.kv.view import Entry
 from strata.core.stop.requests import StopRequest, active_world, leave_notice
 from strata.v1 import worlds_pb2
 from strata.wire.checkpoints import tier_messages
+from strata.wire.datasets import cursor_messages
 from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire
 
 
@@ -66,6 +67,7 @@ def job_message(job: JobView) -> worlds_pb2.Job:
         latest_step=0 if latest is None else latest.record.step,
         has_latest=latest is not None,
         notice=notice_of(job),
+        cursors=cursor_messages(job),
     )
 
 

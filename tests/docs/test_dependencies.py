@@ -39,7 +39,11 @@ def names(requirements: list[str]) -> set[str]:
 
 BASE = names(PROJECT["dependencies"])
 EXTRAS = set().union(
-    *(names(PROJECT["optional-dependencies"][e]) for e in ("server", "s3", "torch", "jax", "embedded"))
+    *(
+        names(requirements)
+        for extra, requirements in PROJECT["optional-dependencies"].items()
+        if extra != "dev"
+    )
 )
 
 

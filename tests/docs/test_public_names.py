@@ -42,6 +42,7 @@ EXISTING = [
     "QuotaExceeded",
     "Unavailable",
     "init",
+    "deterministic",
     "ElasticSampler",
     "Run",
     "TrainingConfig",

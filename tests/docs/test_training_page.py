@@ -86,7 +86,7 @@ def test_the_examples_with_torch_run(tmp_path: Path) -> None:
     )
     assert tuple(lines) == design, "the promised lines, verbatim"
     code = f"{TORCH}\n{first}\nrun.close()\nprint(run.step, run.checkpoints.all_steps())\n"
-    later = block("make_net()").replace("        ...", "        print('again', run.step)")
+    later = block("def main(orchestrator)").replace("        ...", "        print('again', run.step)")
     printed = run(f"{code}\n{later}", tmp_path)
     assert printed.splitlines() == ["4 [2, 4]"], (
         "16 batches, 4 a step; the second run finds its epoch finished"
@@ -107,6 +107,12 @@ def test_the_examples_without_torch_run(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     assert run(code, tmp_path / "shards") == "read 3 8\nread 3 16\nread 3 24\nread 5 8\n"
     assert run(shards, tmp_path / "shards") == "read 5 16\nread 5 24\n"
+    virtual = (
+        TORCH
+        + "import strata\n"
+        + block("virtual_ranks=12").replace("data=loader,", "data=loader, storage_path='virtual',")
+    )
+    assert run(virtual + "print(run.step)\n", tmp_path) == "2\n", "64 samples in global batches of 48"
     assert "TrainingOrchestrator(" in block("min_workers=2")
     assert (
         run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path)

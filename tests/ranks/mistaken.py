@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import time
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ def main() -> None:
     parser.add_argument("--storage", required=True)
     parser.add_argument("--numbers", type=int, default=4)
     parser.add_argument("--more", action="store_true", help="have a key that was not saved")
+    parser.add_argument("--slow-end-s", type=float, default=0.0, help="how long the process takes to exit")
     options = parser.parse_args()
+    atexit.register(time.sleep, options.slow_end_s)
     state: dict[str, Any] = {"weights": np.zeros(options.numbers)}
     if options.more:
         state["bias"] = np.zeros(2)

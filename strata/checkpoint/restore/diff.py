@@ -116,10 +116,11 @@ def plain_values(tree: Json) -> Iterator[tuple[str, str]]:
     """Yield (path, value as text) for every leaf of a state that is not a tensor."""
     for path, leaf in leaves(tree):
         if named_by(leaf) is None:
-            yield path, _text(leaf)
+            yield path, text_of(leaf)
 
 
-def _text(tree: Json) -> str:
+def text_of(tree: Json) -> str:
+    """Return a leaf that is not a tensor as people write it."""
     if not isinstance(tree, dict):
         return repr(tree)
     ((kind, body),) = tree.items()

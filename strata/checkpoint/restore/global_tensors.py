@@ -40,7 +40,8 @@ class GlobalTensor:
 def global_tensors(manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]:
     """Return the tensors that were saved in parts, by their names.
 
-    `CheckpointError`, naming the tensor, if the parts belong to different tensors, overlap, or leave a gap.
+    `CheckpointError`, naming the tensor, if the parts belong to different tensors, overlap, or leave a gap. Two
+    pipeline stages may have different tensors of one name and shape: then their values of the same box differ.
     """
     specs: dict[str, TensorSpec] = {}
     pieces: dict[str, dict[Box, Piece]] = {}
@@ -54,7 +55,13 @@ def global_tensors(manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]
             tensor, spec, box = found
             if specs.setdefault(tensor, spec) != spec:
                 raise CheckpointError(f"{tensor} is {specs[tensor]} on one rank and {spec} on rank {rank}")
-            pieces.setdefault(tensor, {}).setdefault(box, Piece(box=box, rank=rank, name=name))
+            first = pieces.setdefault(tensor, {}).setdefault(box, Piece(box=box, rank=rank, name=name))
+            if manifests[first.rank].tensors[first.name].chunks != entry.chunks:
+                raise CheckpointError(
+                    f"ranks {first.rank} and {rank} have different values of the same part of {tensor}",
+                    hint="different tensors of pipeline stages need names of their own, such as"
+                    ' state={f"optim{stage}": optimizer}; copies of one tensor have drifted apart: make them equal',
+                )
     for tensor, spec in specs.items():
         if tensor in plain:
             raise CheckpointError(

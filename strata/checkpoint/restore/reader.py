@@ -52,7 +52,7 @@ class Loaded:
         identity = self.manifest.identity
         for path in self.differing:
             is_requested = path.partition(".")[0] in keys or path in keys
-            if is_requested and not _is_under(path, of_rank_0):
+            if is_requested and not is_under(path, of_rank_0):
                 raise CheckpointError(
                     f"{path} differs between the {identity.world_size} ranks that saved step {identity.step},"
                     f" so rank {rank} has no value for it",
@@ -238,7 +238,7 @@ def _in_memory(
     return offsets, end
 
 
-def _is_under(path: str, keys: Collection[str]) -> bool:
+def is_under(path: str, keys: Collection[str]) -> bool:
     """Return whether `path` is one of `keys`, or is below one of them."""
     while path not in keys:
         path, dot, _ = path.rpartition(".")
@@ -276,13 +276,14 @@ def texts_of_ranks(
     manifest = read_manifest(storage, folder, manifest_digest)
     found = {}
     for part in read_rank_manifests(storage, folder, manifest):
-        value = _at(part.tree, path)
+        value = value_at(part.tree, path)
         if isinstance(value, str):
             found[part.rank] = value
     return found
 
 
-def _at(tree: Json, path: Sequence[str]) -> Json:
+def value_at(tree: Json, path: Sequence[str]) -> Json:
+    """Return the tree at `path`, a list of nested keys; None if there is none."""
     for key in path:
         tree = dict(children(tree) or ()).get(key)
     return tree

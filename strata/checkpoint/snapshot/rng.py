@@ -24,6 +24,15 @@ def capture() -> dict[str, Any]:
     return states
 
 
+def seed(number: int) -> None:
+    """Seed every global generator of this process, those of accelerators too."""
+    random.seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number & 0xFFFFFFFF)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(number)
+
+
 def restore(states: dict[str, Any]) -> None:
     """Restore the generators; skip generators of libraries that are not loaded, and of GPUs that are not present.
 

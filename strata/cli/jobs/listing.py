@@ -24,6 +24,7 @@ from strata.config import Credentials
 
 if TYPE_CHECKING:
     from strata.v1.checkpoints_pb2 import Checkpoint
+    from strata.v1.datasets_pb2 import SampleCursor
     from strata.v1.worlds_pb2 import JobSpec, StopNotice
 
 app = typer.Typer(help="List the jobs of the cluster, show one, and control it.", no_args_is_help=True)
@@ -98,6 +99,7 @@ def show_job(
             *([("stop request", _notice(job.notice))] if job.HasField("notice") else []),
             ("latest step", job.latest_step if job.has_latest else "-"),
             *([("goodput", f"{goodput}, up to that step")] if goodput else []),
+            *((f"data {each.dataset}", _used(each)) for each in job.cursors),
             ("began from", restore),
             ("restores", world.restore.path or "-"),
         ),
@@ -109,6 +111,12 @@ def _goodput(latest: Checkpoint) -> str:
     from strata.core.health.goodput import GOODPUT_KEY, goodput_text  # noqa: PLC0415  # as above
 
     return goodput_text(latest.metadata.get(GOODPUT_KEY, ""))
+
+
+def _used(cursor: SampleCursor) -> str:
+    """Return how far a dataset was used at the latest step."""
+    of = f" of {cursor.length}" if cursor.length else ""
+    return f"epoch {cursor.epoch}, {cursor.samples}{of} samples"
 
 
 def _limits(spec: JobSpec) -> str:

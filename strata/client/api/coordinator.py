@@ -24,7 +24,7 @@ from strata.transport.unary import ATTEMPT_S, UnaryClient
 from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest, ListCheckpointsRequest
-from strata.v1.datasets_pb2 import Dataset, ListDatasetsRequest
+from strata.v1.datasets_pb2 import Dataset, ListDatasetsRequest, SampleCursor
 from strata.v1.members_pb2 import (
     HeartbeatRequest,
     LeaveRequest,
@@ -202,6 +202,10 @@ class CoordinatorClient:
     def datasets(self) -> list[Dataset]:
         """Return the job's datasets."""
         return list(self.call_whole(ListDatasetsRequest(job=self.job)).datasets)
+
+    def sample_cursors(self) -> list[SampleCursor]:
+        """Return how far the training had used its datasets at its newest committed checkpoint."""
+        return list(self.call(ListDatasetsRequest(job=self.job, page_size=1)).cursors)
 
     def barriers(self) -> ListBarriersResponse:
         """Return the job's open barriers, and those that ended most recently."""

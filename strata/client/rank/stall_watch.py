@@ -171,7 +171,7 @@ class StallWatch:
                 "rank.saves_held", rank=report.rank, step=now.step, reason=now.reason, host=now.host
             )
         elif now is None and before is not None:
-            self._actions.log.info("rank.saves_again", rank=report.rank, step=before.step)
+            self._actions.log.info("rank.saves_no_longer_held", rank=report.rank, step=before.step)
 
     def _message(self, rank: int, watched: _Watched, *, age_ms: int) -> RankProgress:
         pace, stall, evidence = watched.pace, watched.stall, watched.evidence

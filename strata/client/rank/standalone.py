@@ -117,22 +117,24 @@ async def join(
 
 
 def own_agent(start: AgentStart) -> Dial:
-    """Return the dial function for this process's agent: the first call starts the agent, later calls do not."""
-    sockets: list[socket.socket] = []
+    """Start this process's agent; return the dial function, whose first call connects to it and whose later calls fail.
+
+    The session limits the time of a dial, and on a busy machine the start of a process takes longer.
+    """
+    ours = [spawned()]
     why = ""
 
     @asynccontextmanager
     async def dial(_endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
         nonlocal why
-        if sockets:
+        if not ours:
             raise StaleIncarnation(
                 f"the agent of this process has ended, and its member with it: {why}",
                 hint="start the program again; if its agent could not start, standard error says why,"
                 " and `strata run` starts none",
             )
-        sockets.append(spawned())
         try:
-            async with dialled(sockets[0], "the agent of this process", challenged=False) as link:
+            async with dialled(ours.pop(), "the agent of this process", challenged=False) as link:
                 link.put(start.SerializeToString())
                 yield link
         except StrataError as error:

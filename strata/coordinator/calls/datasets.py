@@ -92,7 +92,8 @@ class DatasetCalls:
             size=request.page_size,
             token=request.page_token,
         )
-        return pb.ListDatasetsResponse(datasets=found, next_page_token=after)
+        cursors = [] if request.page_token else wire.cursor_messages(job)
+        return pb.ListDatasetsResponse(datasets=found, next_page_token=after, cursors=cursors)
 
 
 def pieces(shards: Sequence[int]) -> Iterator[Sequence[int]]:

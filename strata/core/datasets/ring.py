@@ -3,7 +3,7 @@
 It has two parts. The *ring* gives every shard a *home*, a member. The home depends only on the set of members (on
 the names of their seats, see `core.datasets.assignment`). The *moved* shards are exceptions that keep every
 member's load bounded; the assignment lists them. So a client computes the owners with a few lines in any language,
-and only the leader must enforce the bound.
+and only the leader must bound the loads.
 
 The bound is not part of the ring, unlike in "consistent hashing with bounded loads". That scheme computes the
 owners from the members alone, so it decides every full member's overflow again after each change. With 10,000
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, compress, repeat
-from operator import itemgetter, ne, sub
+from operator import itemgetter, ne
 from typing import Final, NamedTuple
 
 import xxhash
@@ -26,10 +26,12 @@ import xxhash
 RING: Final = "ring-v1"
 POINTS: Final = 32
 """The virtual nodes of a member."""
-BOUND_PERCENT: Final = 5
-"""A member's load is at most the mean plus this percentage, or else the mean rounded up to a whole shard."""
+PERCENTS: Final = (4, 10, 20, 40)
+"""A member receives shards up to the mean plus 4 %. The others follow if the moved shards would take too many bytes."""
 MAX_MOVED_BYTES: Final = 40 * 1024
-"""The limit for the moved shards as JSON; above it the bound is relaxed."""
+"""The limit for the moved shards as JSON."""
+FEW: Final = 4
+"""If so many members come or go, changing the latest ring takes less time than making a new one."""
 
 Moved = Mapping[str, Sequence[int]]
 """By owner: the shards that this member owns although their home on the ring is another member."""
@@ -53,10 +55,10 @@ def homes(workers: Iterable[str], shards: int) -> list[str]:
     `position("member/w/k")`. After the last point comes the first. Of two equal points, the one of the smaller name
     counts.
     """
-    members = tuple(sorted(set(workers)))
+    members = frozenset(workers)
     if not members:
         raise ValueError("a ring has one member or more")
-    return list(_homes(members, shards))
+    return _ring(members, shards).homes.copy()
 
 
 def owners(workers: Iterable[str], shards: int, moved: Moved) -> list[str]:
@@ -72,13 +74,20 @@ class _Shards:
     """The positions of a dataset's shards on the ring; they do not depend on the members."""
 
     def __init__(self, shards: int) -> None:
-        placed = sorted((float(position(f"shard/{shard}")), shard) for shard in range(shards))
-        self.places = [place for place, _shard in placed]
-        self.turn = [0] * shards
-        for turn, (_place, shard) in enumerate(placed):
-            self.turn[shard] = turn
+        places = [float(position(f"shard/{shard}")) for shard in range(shards)]
+        self.in_order = sorted(range(shards), key=places.__getitem__)
+        self.places = [places[shard] for shard in self.in_order]
+        turn = [0] * shards
+        for index, shard in enumerate(self.in_order):
+            turn[shard] = index
         # itemgetter picks at C speed, and returns a tuple only for two or more items
-        self.by_number = itemgetter(*self.turn) if shards > 1 else tuple
+        self.by_number = itemgetter(*turn) if shards > 1 else tuple
+        self.latest: _Ring | None = None
+
+    def between(self, low: float, high: float) -> list[int]:
+        """Return the shards after the position `low`, up to `high`; the ring continues from its end to its start."""
+        first, end = bisect_right(self.places, low), bisect_right(self.places, high)
+        return self.in_order[first:end] if low <= high else self.in_order[first:] + self.in_order[:end]
 
 
 @lru_cache(maxsize=4)
@@ -87,177 +96,239 @@ def _shards(shards: int) -> _Shards:
 
 
 @lru_cache(maxsize=20_000)
-def _points(worker: str, shards: int) -> dict[float, tuple[int, str]]:
-    """Return a worker's points, in order, each with the number of shards up to it."""
+def _points(member: str, shards: int) -> dict[float, tuple[int, str]]:
+    """Return a member's points, in order, each with the number of shards up to it."""
     places = _shards(shards).places
-    points = sorted(float(position(f"member/{worker}/{k}")) for k in range(POINTS))
-    return {point: (bisect_right(places, point), worker) for point in points}
+    points = sorted(float(position(f"member/{member}/{k}")) for k in range(POINTS))
+    return {point: (bisect_right(places, point), member) for point in points}
 
 
 class _Ring(NamedTuple):
-    """All points in order, each with the number of shards up to it and with its member."""
+    """All points of some members, in order, and the homes by shard number."""
 
-    points: list[float]
-    ends: list[int]
-    members: list[str]
+    members: frozenset[str]
+    places: list[float]
+    """The position of each point."""
+    names: list[str]
+    """The member of each point."""
+    homes: list[str]
 
-    def without(self, departed: set[str]) -> _Ring:
-        """Return the ring without these members. Requires that no two points are equal."""
-        stays = [member not in departed for member in self.members]
-        return _Ring(
-            list(compress(self.points, stays)),
-            list(compress(self.ends, stays)),
-            list(compress(self.members, stays)),
-        )
+    def after(self, members: frozenset[str], shards: _Shards) -> _Ring:
+        """Return the ring of these members. Changes only the homes near points that come or go."""
+        ring = _Ring(members, self.places.copy(), self.names.copy(), self.homes.copy())
+        # members that joined come first, so that the ring always has a point
+        for member in (*members.difference(self.members), *self.members.difference(members)):
+            for place in _points(member, len(self.homes)):
+                ring._change(place, member, shards)
+        return ring
 
-    def homes(self, shards: int) -> tuple[str, ...]:
-        """Return the homes by shard number. Fast, because it iterates over points, not shards."""
-        lengths = map(sub, self.ends, [0, *self.ends])
-        found = list(chain.from_iterable(map(repeat, self.members, lengths)))
-        found += [self.members[0]] * (shards - len(found))
-        return _shards(shards).by_number(found)
+    def _change(self, place: float, member: str, shards: _Shards) -> None:
+        index = bisect_left(self.places, place)
+        while self.places[index : index + 1] == [place] and self.names[index] < member:
+            index += 1
+        if member in self.members:
+            self.places.insert(index, place)
+            self.names.insert(index, member)
+        else:
+            del self.places[index], self.names[index]
+        home = self.names[index % len(self.names)]
+        for shard in shards.between(self.places[index - 1], place):
+            self.homes[shard] = home
 
 
 @lru_cache(maxsize=16)
-def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
+def _ring(members: frozenset[str], shards: int) -> _Ring:
+    """Return the ring of these members. Faster if they differ little from those of the latest call."""
+    on_ring = _shards(shards)
+    latest = on_ring.latest
+    if (
+        latest is not None
+        and len(members ^ latest.members) <= FEW
+        and len(latest.places) == POINTS * len(latest.members)
+    ):
+        ring = latest.after(members, on_ring)
+    else:
+        ring = _new_ring(members, on_ring)
+    on_ring.latest = ring
+    return ring
+
+
+def _new_ring(members: frozenset[str], shards: _Shards) -> _Ring:
+    """Return the ring of these members. Of equal points, it has one. Fast, because it iterates over points."""
     found: dict[float, tuple[int, str]] = {}
-    for worker in reversed(workers):  # so that the smaller name wins if two points are equal
-        found.update(_points(worker, shards))
-    points = sorted(found)  # a merge of runs: each worker's points are in order
-    ends, members = zip(*map(found.__getitem__, points), strict=True)
-    return _Ring(points, list(ends), list(members))
-
-
-def _ring_after(before: Iterable[str], workers: tuple[str, ...], shards: int) -> _Ring:
-    """Return the ring of `workers`; much faster if `workers` are `before` with some members removed."""
-    known = tuple(sorted(before))
-    departed = set(known).difference(workers)
-    if departed and len(known) - len(departed) == len(workers):
-        ring = _ring(known, shards)
-        if len(ring.points) == POINTS * len(known):
-            return ring.without(departed)
-    return _ring(workers, shards)
-
-
-@lru_cache(maxsize=16)
-def _homes(workers: tuple[str, ...], shards: int) -> tuple[str, ...]:
-    return _ring(workers, shards).homes(shards)
+    for member in sorted(members, reverse=True):  # so that the smaller name wins if two points are equal
+        found |= _points(member, len(shards.places))
+    places = sorted(found)  # a merge of runs: each member's points are in order
+    names: list[str] = []
+    homes: list[str] = []
+    start = 0
+    for end, member in map(found.__getitem__, places):
+        names.append(member)
+        if end > start:
+            homes += [member] * (end - start)
+            start = end
+    homes += [names[0]] * (len(shards.places) - len(homes))
+    return _Ring(members, places, names, list(shards.by_number(homes)))
 
 
 # -- the leader's part ------------------------------------------------------------------------
 
 
-def bound(workers: int, shards: int, percent: int = BOUND_PERCENT) -> int:
-    """Return the most shards that one of this many members may own."""
-    mean_rounded_up = -(-shards // workers)
-    return max(mean_rounded_up, shards * (100 + percent) // (100 * workers))
+def receiving_limit(workers: int, shards: int, percent: int = PERCENTS[0]) -> int:
+    """Return the load up to which one of this many members receives shards."""
+    return max(_rounded_up(shards, workers), shards * (100 + percent) // (100 * workers))
 
 
-def assign(workers: Iterable[str], shards: int, before: Sequence[str] | None = None) -> Moved:
-    """Return the moved shards that keep every load within the bound.
+def bound(workers: int, shards: int, percent: int = PERCENTS[0]) -> int:
+    """Return the most shards that one of this many members owns, whichever members joined and left before.
 
-    `before`: the owners so far, if any. Three kinds of shards then move: shards of members that left; shards whose
-    home is a newcomer, until the newcomer has the mean load; and shards that the bound forces to move. The result
-    depends only on the arguments, and not on the order of `workers`.
+    A member may own more than it would receive: if a member joins, the limit falls, and the new member takes its
+    share and no more. docs/ring.md has the proof.
     """
-    members = tuple(sorted(set(workers)))
+    return _rounded_up(max(shards * (100 + percent), 100 * (shards + workers - 1)), 100 * workers)
+
+
+def assign(
+    workers: Iterable[str], shards: int, before: Iterable[str] = (), moved: Moved | None = None
+) -> Moved:
+    """Return the moved shards of an assignment that moves as few shards as possible from the one before it.
+
+    `before`, `moved`: the members and the moved shards so far; no members if the shards have no owners yet. Only two
+    kinds of shards get another owner: those of members that left, and a share for each member that joined. The result
+    depends only on the arguments, and not on their order.
+    """
+    members, known = frozenset(workers), frozenset(before)
     if not members:
         raise ValueError("a ring has one member or more")
-    tries: list[tuple[int, Sequence[str] | None]] = []
-    if before is not None and len(before) == shards:
-        tries.append((BOUND_PERCENT, before))
-    tries += [(BOUND_PERCENT * times, None) for times in (1, 2, 4, 8)]
-    for percent, start in tries:
-        moved = _assign(members, shards, start, bound(len(members), shards, percent))
-        if _json_bytes(moved) <= MAX_MOVED_BYTES:
-            return moved
+    for percent in PERCENTS if known else ():
+        found = _Division(members, shards, owners(known, shards, moved or {})).changed(known, percent)
+        if _json_bytes(found, shards) <= MAX_MOVED_BYTES:
+            return found
+    for percent in PERCENTS:
+        found = _Division(members, shards).levelled(percent)
+        if _json_bytes(found, shards) <= MAX_MOVED_BYTES:
+            return found
     return {}
 
 
-def _assign(
-    members: tuple[str, ...], shards: int, before: Sequence[str] | None, limit: int
-) -> dict[str, list[int]]:
-    ring = _ring(members, shards) if before is None else _ring_after(set(before), members, shards)
-    home = ring.homes(shards)
-    owner = list(home if before is None else before)
-    load = Counter(owner)
-    joined = set(members) - load.keys() if before is not None else set()
-    mean = shards // len(members)
+class _Division:
+    """The owners and the loads while the leader chooses. At first each shard's owner is its home, or as given."""
 
-    def give(shard: int, member: str) -> None:
-        load[owner[shard]] -= 1
-        load[member] += 1
-        owner[shard] = member
+    def __init__(self, members: frozenset[str], shards: int, owner: list[str] | None = None) -> None:
+        self.members = members
+        self.shards = range(shards)
+        self.home = _ring(members, shards).homes
+        self.owner = owner if owner is not None else self.home.copy()
+        self.load = Counter(self.owner)
+        self.touched: list[int] = []
+        """All shards whose owner is another member than their home, and some others."""
+        if owner is not None:
+            self.touched += compress(self.shards, map(ne, owner, self.home))
 
-    for shard in _homeless(members, home, owner, load, limit, joined):
-        newcomer = min(joined, key=lambda name: (load[name], name), default=None)
-        if newcomer is not None and load[newcomer] < mean:
-            give(shard, newcomer)
-        else:
-            give(shard, _below_limit(shard, ring, shards, load, limit))
-    if joined:
-        turn = _shards(shards).turn
-        for shard in sorted(compress(range(shards), map(joined.__contains__, home)), key=turn.__getitem__):
-            if owner[shard] != home[shard] and load[home[shard]] < mean:
-                give(shard, home[shard])
-    moved: dict[str, list[int]] = {}
-    for shard in compress(range(shards), map(ne, owner, home)):
-        moved.setdefault(owner[shard], []).append(shard)
-    return moved
+    def levelled(self, percent: int) -> Moved:
+        """Return the moved shards after members above the limit gave shards to the members with the fewest."""
+        limit = receiving_limit(len(self.members), len(self.shards), percent)
+        self._receive(self._released(len(self.shards), limit), self.members, limit)
+        return self._moved()
+
+    def changed(self, before: frozenset[str], percent: int) -> Moved:
+        """Return the moved shards after the change from the members `before`."""
+        limit = receiving_limit(len(self.members), len(self.shards), percent)
+        departed, joined = before - self.members, self.members - before
+        if departed:
+            left = [shard for shard in self.touched if self.owner[shard] in departed]
+            for member in departed:
+                del self.load[member]
+            self._receive(left, self.members, limit)
+        if joined:
+            share = _rounded_up(len(self.shards), len(self.members))
+            at_home = [shard for shard in self.touched if self.home[shard] in joined]
+            wanted = sum(max(0, share - self.load[member]) for member in joined)
+            self._receive(self._released(wanted, limit, at_home), joined, share)
+            for shard in at_home:
+                owner, home = self.owner[shard], self.home[shard]
+                if owner != home and self.load[home] < share:
+                    self.load[owner] -= 1
+                    self._give(shard, home)
+        return self._moved()
+
+    def _released(self, most: int, limit: int, first: Sequence[int] = ()) -> list[int]:
+        """Take shards from members above the limit, one at a time from the fullest; return at most `most`.
+
+        A member gives up the shards of `first`, then other shards whose home is elsewhere, then those at home.
+        """
+        above = {member: -load for member, load in self.load.items() if load > limit}
+        excess = -sum(above.values()) - limit * len(above)
+        quota = _to_smallest(min(most, excess), above)
+        self.load.subtract(quota)
+        if not quota:
+            return []
+        released: list[int] = []
+        at_home = _shards(len(self.shards)).in_order
+
+        def in_turn() -> Iterator[int]:
+            return chain(reversed(first), reversed(self.touched), reversed(at_home))
+
+        for shard in compress(in_turn(), map(quota.__contains__, map(self.owner.__getitem__, in_turn()))):
+            owner = self.owner[shard]
+            self.owner[shard] = ""
+            released.append(shard)
+            quota[owner] -= 1
+            if quota[owner] == 0:
+                del quota[owner]
+                if not quota:
+                    break
+        self.touched += released
+        return released
+
+    def _receive(self, shards: Iterable[int], receivers: frozenset[str], limit: int) -> None:
+        """Give each shard to its home if the home is below the limit, else to the member with the fewest."""
+        homeless: list[int] = []
+        for shard in shards:
+            home = self.home[shard]
+            if home in receivers and self.load[home] < limit:
+                self._give(shard, home)
+            else:
+                homeless.append(shard)
+        quota = _to_smallest(len(homeless), {member: self.load[member] for member in sorted(receivers)})
+        for shard, member in zip(
+            homeless, chain.from_iterable(map(repeat, quota, quota.values())), strict=True
+        ):
+            self._give(shard, member)
+
+    def _give(self, shard: int, member: str) -> None:
+        self.owner[shard] = member
+        self.load[member] += 1
+
+    def _moved(self) -> Moved:
+        moved: dict[str, list[int]] = {}
+        for shard in sorted(set(self.touched)):
+            if self.owner[shard] != self.home[shard]:
+                moved.setdefault(self.owner[shard], []).append(shard)
+        return moved
 
 
-def _homeless(
-    members: tuple[str, ...],
-    home: Sequence[str],
-    owner: Sequence[str],
-    load: Counter[str],
-    limit: int,
-    joined: set[str],
-) -> list[int]:
-    """Return the shards that must move, in ring order: those of members that left or own too many.
+def _to_smallest(amount: int, loads: Mapping[str, int]) -> dict[str, int]:
+    """Return how many of `amount` shards each member gets if each goes to the member with the smallest load then."""
+    if not amount:
+        return {}
 
-    A member that owns too many gives up shards in this order: shards whose home is a newcomer; other shards whose
-    home is not this member; and then, of the shards whose home is this member, the last in ring order.
-    """
-    staying = set(members)
-    concerned = {name for name, count in load.items() if name not in staying or count > limit}
-    turn = _shards(len(owner)).turn
-    theirs: dict[str, list[int]] = {name: [] for name in concerned}
-    for shard in compress(range(len(owner)), map(concerned.__contains__, owner)):
-        theirs[owner[shard]].append(shard)
-    found: list[int] = []
-    for name, owned in theirs.items():
-        if name in staying:
-            owned.sort(key=turn.__getitem__)
-            found += _by_right_to_stay(name, owned, home, joined)[limit:]
-        else:
-            found += owned
-    return sorted(found, key=turn.__getitem__)
+    def needed(level: int) -> int:
+        return sum(level - load for load in loads.values() if load < level)
+
+    levels = range(min(loads.values()), min(loads.values()) + amount + 1)
+    level = levels[bisect_right(levels, amount, key=needed) - 1]  # the highest that all members can reach
+    found = {member: level - load for member, load in loads.items() if load < level}
+    rest = amount - sum(found.values())
+    for member in sorted(member for member, load in loads.items() if load <= level)[:rest]:
+        found[member] = found.get(member, 0) + 1
+    return found
 
 
-def _by_right_to_stay(name: str, owned: Sequence[int], home: Sequence[str], joined: set[str]) -> list[int]:
-    at_home: list[int] = []
-    elsewhere: list[int] = []
-    with_joined: list[int] = []
-    for shard in owned:
-        if home[shard] == name:
-            at_home.append(shard)
-        else:
-            (with_joined if home[shard] in joined else elsewhere).append(shard)
-    return at_home + elsewhere + with_joined
+def _rounded_up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
-def _below_limit(shard: int, ring: _Ring, shards: int, load: Counter[str], limit: int) -> str:
-    """Return the shard's home if its load is below the limit; else the next member on the ring below the limit."""
-    points, _ends, at = ring
-    on_ring = _shards(shards)
-    index = bisect_left(points, on_ring.places[on_ring.turn[shard]]) % len(points)
-    while load[at[index]] >= limit:
-        index = (index + 1) % len(points)
-    return at[index]
-
-
-def _json_bytes(moved: Moved) -> int:
-    return sum(
-        len(worker) + 6 + len(taken) + sum(map(len, map(str, taken))) for worker, taken in moved.items()
-    )
+def _json_bytes(moved: Moved, shards: int) -> int:
+    """Return the most bytes that the moved shards take as JSON."""
+    return sum(len(worker) + 6 + len(taken) * (len(str(shards - 1)) + 1) for worker, taken in moved.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+REPORTED_KEY: Final = "strata.reported"
+"""The key of the newest reported numbers in a checkpoint's metadata: a JSON object."""
 MAX_NAMES: Final = 64
 """The limit per job: each name has a chart at every replica."""
 MAX_NAME_CHARS: Final = 64

@@ -9,6 +9,7 @@ from strata.core.checkpoints.lifecycle import acked, is_latest, newest
 from strata.core.checkpoints.pins import tags_of
 from strata.core.checkpoints.tiers import tiers_of
 from strata.core.datasets.assignment import shards_of
+from strata.core.datasets.cursors import cursors_of
 from strata.core.job import JobView
 from strata.core.kv.records import Assignment, CheckpointRecord, CheckpointState, DatasetSpec
 from strata.core.kv.view import Entry
@@ -74,7 +75,7 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
 
 
 def datasets(source: Source, name: str) -> model.Datasets:
-    """Return how many shards of each dataset each member owns, and the cursor of the latest checkpoint."""
+    """Return how many shards of each dataset each member owns, and the sample cursors of the latest checkpoint."""
     job = JobView(source.view, source.keys.job(name))
     latest = newest(job)
     found = []
@@ -83,10 +84,18 @@ def datasets(source: Source, name: str) -> model.Datasets:
         if spec is not None:
             assignment = job.view.record(job.keys.assignment(dataset), Assignment)
             found.append(_dataset(dataset, spec, assignment))
-    cursors: tuple[model.Cursor, ...] = ()
-    if latest is not None:
-        record = latest.record
-        cursors = (model.Cursor(dataset="", step=record.step, epoch=record.epoch, samples=None),)
+    cursors = tuple(
+        model.Cursor(
+            dataset=each.dataset,
+            step=latest.record.step,
+            epoch=each.epoch,
+            samples=each.samples,
+            length=each.length or None,
+            order=each.order,
+        )
+        for each in (cursors_of(latest.record.metadata) if latest is not None else ())
+        if latest is not None
+    )
     return model.Datasets(datasets=tuple(found), cursors=cursors)
 
 

@@ -21,6 +21,7 @@ _WRITERS = frozenset({"putenv", "unsetenv", "load_dotenv", "sched_setaffinity"})
 _METHODS = {"environ": frozenset({"setdefault", "update", "pop", "clear"}), "path": frozenset({"insert"})}
 
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _INIT = frozenset({"init", "TrainingOrchestrator"})
 """Names of `strata` whose use means that a script's ranks support graceful stop."""
 
@@ -39,8 +40,10 @@ class Libraries:
 
 
 def libraries_of(script: Path, root: Path) -> Libraries:
-    """Return the modules of `LIBRARIES` that `script`, or a file of its own below `root`, imports.
+    """Return the modules of `LIBRARIES` that `script`, or a file of its own below `root`, imports when it is loaded.
 
+    Imports inside of functions are left out: they may run after `strata.init`, which makes a process group if torch is
+    imported. A rank in a warm process would then make a group, and a rank in an ordinary process would not.
     Imports after a line that sets an environment variable (OMP_NUM_THREADS, say) or changes the module search path
     are left out, since an early import would not see that change. A file that cannot be read or parsed adds nothing:
     running it will show the error.
@@ -87,8 +90,14 @@ def _imported(tree: ast.Module, file: Path, left_out: list[str]) -> Iterator[str
     may read.
     """
     prepared = 0
+    within = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, _FUNCTIONS)
+        for node in ast.walk(function)
+    }
     for node in sorted(ast.walk(tree), key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0))):
-        names = _names(node)
+        names = _names(node) if id(node) not in within else []
         if names and prepared:
             left_out.append(f"{file.name}, line {prepared}, must come before {names[0]}")
             return

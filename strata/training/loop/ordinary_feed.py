@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+from strata.data.facts import DEFAULT, LOADER, DatasetFacts
+from strata.errors import DatasetMismatch
 from strata.training.save.state import Position
 
 log: Final = logging.getLogger("strata.training")
@@ -22,6 +24,7 @@ class Fed:
     """One batch of this rank. If it is the `last` of its step, the step used `samples` samples over all ranks.
 
     `batches` is the number of the step's batches so far; `weight` is the weight of the batch's mean loss in the step.
+    `seed_after`: seeds the random generators when the step is complete; None: they go on.
     """
 
     batch: Any
@@ -29,6 +32,7 @@ class Fed:
     samples: int
     batches: int
     weight: float
+    seed_after: int | None = None
 
 
 class OrdinaryFeed:
@@ -43,10 +47,13 @@ class OrdinaryFeed:
         before: int | None = None,
         length: int | None = None,
         most: int | None = None,
+        dataset: str = DEFAULT,
+        exact: bool = True,
     ) -> None:
-        """`before` is the size of the world that saved the position.
+        """`before` is the number of data-parallel ranks that saved the position.
 
         `length` is the number of batches of an epoch, None if unknown; all ranks end an epoch after `most` batches.
+        With `exact` a position that cannot be continued exactly is refused, not only logged.
         """
         self._loader = loader
         self._before = before
@@ -54,6 +61,8 @@ class OrdinaryFeed:
         self._most = most
         self._accumulate = accumulate
         self._world_size = world_size
+        self._dataset = dataset
+        self._exact = exact
 
     def epoch(self, position: Position) -> Iterator[Fed]:
         batches = _Drawn(self._left(position))
@@ -84,13 +93,45 @@ class OrdinaryFeed:
         """Return the remaining batches of the epoch, each drawn on request."""
         batches = islice(self._loader, self._most)
         if self._before not in {None, self._world_size} and position.epoch_batches:
-            log.warning(
-                "%d ranks trained on this epoch before, and there are %d now: some samples come twice, or not at all",
-                self._before,
-                self._world_size,
+            self._refuse(
+                position,
+                f"{self._before} ranks trained on this epoch, and there are {self._world_size} now: Strata cannot"
+                " divide the rest of this loader's samples",
             )
-        pass_over(batches, position.epoch_batches, position.epoch)
+        self._pass_over(batches, position.epoch_batches, position)
         return batches
+
+    def _pass_over(self, batches: Iterator[Any], count: int, position: Position) -> None:
+        """Draw and drop `count` batches of an epoch that were trained on before."""
+        if count:
+            log.warning(
+                "skipping %d batches of epoch %d that were trained on before: correct only for a loader"
+                " that gives the same batches in each run",
+                count,
+                position.epoch,
+            )
+        passed = sum(1 for _ in islice(batches, count))
+        if passed < count:
+            self._refuse(position, f"the loader ended {count - passed} batches before this position")
+
+    def _refuse(self, position: Position, why: str) -> None:
+        """Raise `DatasetMismatch`, or only log it if the position need not be exact."""
+        where = f"dataset {self._dataset!r} at sample {position.epoch_samples} of epoch {position.epoch}"
+        if not self._exact:
+            log.warning("%s: %s; some samples come twice, or not at all", where, why)
+            return
+        raise DatasetMismatch(
+            f"{where}: {why}",
+            hint="go on with the world and the data of before; or leave out the rest of the epoch:"
+            f" run.steps(loader, epoch={position.epoch + 1}); or accept that samples come twice or never:"
+            " strata.init(exact_samples=False). A map-style dataset goes on in any world",
+        )
+
+    def described(self, epoch: int) -> DatasetFacts:
+        return DatasetFacts(dataset=self._dataset, order=LOADER)
+
+    def size(self) -> int | None:
+        return self._length
 
     def _size(self, begun: int) -> tuple[int, bool]:
         """Return the number of batches of the step that follows `begun` batches, and whether the number is certain.
@@ -104,19 +145,6 @@ class OrdinaryFeed:
 
     def facts(self, position: Position) -> dict[str, Any]:
         return {"world_size": self._world_size}
-
-
-def pass_over(batches: Iterator[Any], count: int, epoch: int) -> None:
-    """Draw and drop `count` batches of an epoch that were trained on before."""
-    if count:
-        log.warning(
-            "skipping %d batches of epoch %d that were trained on before: correct only for a loader"
-            " that gives the same batches in each run",
-            count,
-            epoch,
-        )
-    for _ in range(count):
-        next(batches, None)
 
 
 class _Drawn:

@@ -20,6 +20,10 @@ class TrainingReporter:
         self._target = 0 if total_steps is None else integer("total_steps", total_steps, below=2**63)
         self._values: dict[str, float] = {}
 
+    def values(self) -> dict[str, float]:
+        """Return the newest value of each name."""
+        return self._values
+
     def report(self, values: Mapping[str, Any]) -> None:
         """Keep the newest value of each name; if a value is invalid, keep none and raise `InvalidArgument`."""
         new = {name: _number(name, value) for name, value in values.items()}

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 from strata.checkpoint.save.handle import CheckpointInfo
@@ -20,13 +21,16 @@ from strata.client.api.arguments import integer
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.exit_codes import is_success
 from strata.core.health.goodput import START, STEP, Goodput
-from strata.errors import InvalidArgument, JobDone, Preempted, StaleGeneration, StorageError, StrataError
+from strata.data.facts import DEFAULT
+from strata.errors import InvalidArgument, JobDone, Preempted, StaleGeneration, StorageError
 from strata.training.generation_exit import GenerationExit, exit_if_done
 from strata.training.group import end_group
+from strata.training.history import recovery_of
 from strata.training.loop.clock import Clock
 from strata.training.loop.compute_timer import ComputeTimer
 from strata.training.loop.cursors import Cursors
 from strata.training.loop.feeds import Feed, Loader
+from strata.training.loop.framework_loader import FrameworkLoader
 from strata.training.loop.hooks import StepHook
 from strata.training.loop.loop_body import LoopBody
 from strata.training.loop.ordinary_feed import Fed
@@ -34,11 +38,9 @@ from strata.training.loop.reporting import TrainingReporter
 from strata.training.rank_context import RankContext
 from strata.training.restore import GenerationRestore
 from strata.training.save.saves import SAVE
-from strata.training.save.state import Position, Remembered
-from strata.training.stop.bounded import within
+from strata.training.save.state import Remembered
 from strata.training.world import TrainingWorld, world_of
-from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
-from strata.wire.pages import whole
+from strata.v1.recovery_pb2 import RecoveryResponse
 
 BETWEEN: Final = "between"
 """The phase of a rank between the end of an epoch and its next step, while it evaluates, say."""
@@ -81,12 +83,11 @@ class Run:
         self._timer = ComputeTimer(clock)
         self._data = data
         self._reporter = reporter
-        self._owns_group = False
         self._at_end: list[Callable[[], None]] = []
         self._weight, self._last = 1.0, True
         self._body = LoopBody(state)
         self._epochs_called = 0
-        self._passed_over = self._closed = self._over = False
+        self._passed_over = self._closed = self._over = self._uncompleted = self._owns_group = False
         self._pid = os.getpid()  # a forked child that ends does not end the run
         self._phase = START
         self._restore_and_hook()
@@ -107,15 +108,10 @@ class Run:
     def _take(self, beginning: GenerationRestore) -> None:
         self.position = beginning.position
         self.saves = beginning.saves
-        self._ledger = beginning.ledger
-        self._feeding = beginning.feeding
-        self._cursors = beginning.cursors
-        self._buckets = beginning.buckets
+        self._start = beginning
+        self._body.virtual = beginning.virtual
         self._remembered = Remembered.of(self._state)
         self._as_restored = beginning.restored
-        self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
-        saved = dict(beginning.feeding.saved)
-        self._facts: Callable[[Position], dict[str, Any]] = lambda position: saved
         self._begun = beginning.position.step
         self._owns_group |= beginning.owns_group
 
@@ -151,7 +147,7 @@ class Run:
     @property
     def world(self) -> TrainingWorld:
         """This rank's place in its world, and the rendezvous address of the generation."""
-        return world_of(self.context)
+        return world_of(self.context, self._start.place)
 
     @property
     def step(self) -> int:
@@ -165,7 +161,7 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """The number of the newest step that has begun on this rank: `step`, or `step + 1`."""
+        """The newest step that has begun on this rank: `step`, or `step + 1`."""
         return self._begun
 
     @property
@@ -182,27 +178,34 @@ class Run:
         """Whether the optimizer has to step after the current batch."""
         return self._last
 
-    def cursors(self, dataset: str = "default") -> Cursors:
+    def sum_gradients(self) -> None:
+        """Add up the gradients of all virtual ranks now, to clip them, say; the optimizer's step does it otherwise."""
+        self._body.sum_gradients()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `config` of `strata.init`, or the one in the checkpoint if none was given."""
+        return self._start.config
+
+    def cursors(self, dataset: str = DEFAULT) -> Cursors:
         """Return the read positions of a dataset's shards, which are saved and restored with the state of all ranks.
 
         Every rank must call this before its first step. For shards that the program reads itself
         (`DatasetRegistry.get_assigned_shards`); `run.steps` tracks the position of its samples separately.
         """
-        return self._cursors.of(dataset)
+        return self._start.cursors.of(dataset)
 
     def recovery(self) -> RecoveryResponse:
-        """Return what this member's ranks resumed from: the checkpoint, each rank's part of it, and its shards.
-
-        `Refused` for a training without coordinators.
-        """
-        request = RecoveryRequest(job=self.context.job, worker_id=self.context.worker_id)
-        response: RecoveryResponse = whole(self.context.call, request)
-        return response
-
-    # -- the loop
+        """Return what this member's ranks resumed from: the checkpoint, each rank's part of it, and its shards."""
+        return recovery_of(self.context)
 
     def steps(
-        self, loader: Loader | None = None, *, accumulate: int = 1, epoch: int | None = None
+        self,
+        loader: Loader | None = None,
+        *,
+        accumulate: int = 1,
+        epoch: int | None = None,
+        dataset: str = DEFAULT,
     ) -> Iterator[Any]:
         """Yield the remaining batches of one epoch, and count each complete optimizer step.
 
@@ -210,30 +213,37 @@ class Run:
         world of another size a step may have more or fewer batches, but the same samples: the caller must follow
         `run.last_of_step` and `run.weight`. With `accumulate=1` a step is always one batch, whose size changes.
 
-        Each call is an epoch, counted from 0 unless `epoch` gives its number. An epoch that was finished before
-        this generation began yields nothing.
+        Each call is an epoch, counted from 0 unless `epoch` gives its number. An epoch that was finished before this
+        generation began yields nothing. `dataset` names the dataset whose position is shown. `DatasetMismatch` if the
+        position is in the middle of an epoch whose first samples were others.
         """
-        self._settle()
+        return self._epoch(self._feed(loader, accumulate, dataset, fixed=False), epoch)
+
+    def loader(self, loader: Loader, *, accumulate: int = 1, dataset: str = DEFAULT) -> FrameworkLoader:
+        """Return `loader` for the loop of a framework. A step has `accumulate` batches in every world."""
+        feed = self._feed(loader, accumulate, dataset, fixed=True)
+        return FrameworkLoader(feed, partial(self._epoch, feed), lambda: self._ended(self._body.ended()))
+
+    def _ended(self, fed: Fed | None) -> None:
+        """Complete the step of `fed`, or the step that was only counted because its loop was left."""
+        self._count(fed)
+        if self._uncompleted:
+            with self._within_generation():
+                self._completed()
+
+    def _epoch(self, feed: Feed, epoch: int | None) -> Iterator[Any]:
         self._count(self._body.left())
-        loader = self._data if loader is None else loader
-        if loader is None:
-            raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
-        with self._within_generation():
-            feed = self._feed(loader, accumulate)
         epoch = self._epochs_called if epoch is None else integer("epoch", epoch, below=2**63)
         self._epochs_called = epoch + 1
         return self._steps(feed, epoch)
 
-    def _feed(self, loader: Loader, accumulate: int) -> Feed:
-        accumulate = integer("accumulate", accumulate, below=2**31, hint="batches an optimizer step")
-        if accumulate == 0:
-            raise InvalidArgument("accumulate is 0", hint="an optimizer step has at least one batch")
-        known = self._feeds.get((id(loader), accumulate))
-        if known is None:
-            feed = self._feeding.feed(loader, accumulate)
-            # a reference to the loader keeps its id from being reused
-            known = self._feeds[id(loader), accumulate] = (loader, feed)
-        return known[1]
+    def _feed(self, loader: Loader | None, accumulate: int, dataset: str, *, fixed: bool = False) -> Feed:
+        self._settle()
+        loader = self._data if loader is None else loader
+        if loader is None:
+            raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
+        with self._within_generation():
+            return self._start.data.feed(loader, accumulate, dataset, fixed=fixed)
 
     def _steps(self, feed: Feed, epoch: int) -> Iterator[Any]:
         if epoch < self.position.epoch:
@@ -245,10 +255,13 @@ class Run:
             self._remembered.apply_random()
         self._passed_over = self._as_restored = False
         if epoch > self.position.epoch:
+            self._start.data.note(self.position)
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
-        self._facts = feed.facts
         with self._within_generation():
-            self._buckets.begin()
+            if not self._start.data.begin(feed, self.position):
+                return
+            self._start.buckets.begin()
+            self._body.virtual.begin()
         for fed in self._timer.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
@@ -269,6 +282,7 @@ class Run:
     def _count(self, fed: Fed | None) -> None:
         if fed is not None:
             self.position = self.position.next(fed.samples, batches=fed.batches)
+            self._uncompleted = True
 
     @property
     def at_rest(self) -> bool:
@@ -306,6 +320,7 @@ class Run:
             self._tell(STEP)
 
     def _completed(self) -> None:
+        self._uncompleted = False
         self._timer.completed()
         self._tell(STEP)
         for hook in self.hooks:
@@ -319,8 +334,6 @@ class Run:
         `InvalidArgument` for more than 64 names in all, or for a value that is not a number.
         """
         self._reporter.report({**(values or {}), **named})
-
-    # -- phases
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -340,11 +353,9 @@ class Run:
 
     def _tell(self, phase: str) -> None:
         self._phase = phase
-        self._ledger.enter(phase, self._clock.monotonic_s())
-        training = self._reporter.message(self.context.rank, self.position, self._ledger.so_far())
+        self._start.ledger.enter(phase, self._clock.monotonic_s())
+        training = self._reporter.message(self.context.rank, self.position, self._start.ledger.so_far())
         self.context.progress(self.position.step, phase, **self._timer.costs, training=training)
-
-    # -- saving
 
     def save(self, *, wait: bool = False, patient: bool = True) -> CheckpointInfo | None:
         """Save this step together with all ranks; every rank must call this at the same step.
@@ -368,30 +379,28 @@ class Run:
     def save_common(self, *, over: Callable[[], bool]) -> CheckpointInfo | None:
         """Save the step that all ranks stop at; return once the state is copied, or None if it is saved already.
 
-        Every rank takes part or ends, even if its earlier saves failed. `Unavailable` once `over()` is true on this
-        rank.
+        Every rank takes part or ends, even after failed saves. `Unavailable` once `over()` is true on this rank.
         """
         if self.position.step == self.saves.saved_step:
             return None
         with contextlib.suppress(StaleGeneration):  # the caller handles the end of the world
             self._tell(SAVE)
-        return self.saves.save_common(self._state, self.position, self._facts(self.position), over=over)
+        entries = self._start.data.entries(self.position)
+        return self.saves.save_common(self._state, self.position, entries, over=over)
 
     def _save(self, *, patient: bool, may_skip: bool = False) -> CheckpointInfo | None:
         self._count(self._body.left())
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
-            facts = self._facts(self.position)
+            entries = self._start.data.entries(self.position)
             if may_skip:
-                return self.saves.save_unless_held(self._state, self.position, facts, patient=patient)
-            return self.saves.save(self._state, self.position, facts, patient=patient)
+                return self.saves.save_unless_held(self._state, self.position, entries, patient=patient)
+            return self.saves.save(self._state, self.position, entries, patient=patient)
 
     def goodput(self) -> Goodput:
         """Return how the time was spent so far, over all generations; only rank 0's account survives a restart."""
-        return self._ledger.goodput(self._clock.monotonic_s())
-
-    # -- the end
+        return self._start.ledger.goodput(self._clock.monotonic_s())
 
     def close(self, *, patient: bool = True) -> None:
         """Save the last step unless it is saved, wait for the saves in flight, and leave. Idempotent.
@@ -439,22 +448,13 @@ class Run:
     def abandon(self, reason: str, *, code: int = 1, limit_s: float | None = None) -> None:
         """End the run without another save; saves in flight may finish. Idempotent.
 
-        `code` is the exit code of the process, after a failure or a requested stop. `limit_s` bounds the wait for the
-        saves in flight.
+        `code` is the exit code of the process. `limit_s` bounds the wait for the saves in flight.
         """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        limit_s = self.saves.give_up_held(limit_s)
         try:
-            if limit_s is None:
-                self.checkpoints.close()
-            else:
-                within(limit_s, self.checkpoints.close, what="saves in flight")
-        except StrataError as error:
-            log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is reported
-        except Exception:  # no other error may replace the training's error or its exit code either
-            log.exception("a save was lost as well")
+            self.saves.end_early(limit_s)
         finally:
             self._leave(code, reason)
 

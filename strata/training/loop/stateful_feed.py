@@ -29,8 +29,9 @@ from typing import Any, Final, Self
 
 from strata.checkpoint.snapshot import rng
 from strata.checkpoint.snapshot.state import has_state
+from strata.data.facts import DEFAULT
 from strata.errors import ConfigError, InvalidArgument
-from strata.training.loop.ordinary_feed import OrdinaryFeed, pass_over
+from strata.training.loop.ordinary_feed import OrdinaryFeed
 from strata.training.save.state import Position
 
 KEPT_KEY: Final = "own"
@@ -67,6 +68,7 @@ class Snapshot:
     """The `state` of one rank's loader after `batches` batches of `epoch`.
 
     `ended`: the epoch had no more batches; `sampler` is then the state of the loader's sampler, if it has one.
+    `data_rank` is the data-parallel place of the rank.
     """
 
     epoch: int
@@ -74,6 +76,7 @@ class Snapshot:
     ended: bool
     state: Any
     sampler: Any = None
+    data_rank: int | None = None
 
 
 class Kept:
@@ -91,7 +94,7 @@ class Kept:
         own = saved.get(KEPT_KEY)
         return cls(None if own is None else Snapshot(**own))
 
-    def check(self, loader: Any, *, before: int | None, world_size: int) -> None:
+    def check(self, loader: Any, *, before: int | None, rank: int = 0, world_size: int) -> None:
         """Raise if `loader` cannot continue: `ConfigError` because of the world's size, else `InvalidArgument`."""
         restored = self.snapshot is not None and self.loader is None
         if restored and before != world_size:
@@ -100,6 +103,12 @@ class Kept:
                 " only a rank that saved one can go on with it",
                 hint=f"train on with {before} ranks (--min-workers and --max-workers, or the number of slots), or"
                 " start a new job. A map-style dataset with torch's own samplers goes on in any world",
+            )
+        if restored and self.snapshot is not None and self.snapshot.data_rank not in {None, rank}:
+            raise ConfigError(
+                f"this rank saved a StatefulDataLoader's state as data-parallel rank {self.snapshot.data_rank}, and is"
+                f" {rank} now",
+                hint="train on with the mesh of before. A map-style dataset goes on with any mesh",
             )
         if world_size > 1 and _is_whole(_sampler(loader)):
             raise ConfigError(
@@ -169,14 +178,27 @@ class StatefulFeed(OrdinaryFeed):
         world_size: int,
         *,
         kept: Kept,
+        rank: int = 0,
         before: int | None = None,
         length: int | None = None,
         most: int | None = None,
+        dataset: str = DEFAULT,
+        exact: bool = True,
     ) -> None:
         """`kept` is shared by all feeds of a generation; for the other arguments see `OrdinaryFeed`."""
-        super().__init__(loader, accumulate, world_size, before=before, length=length, most=most)
+        super().__init__(
+            loader,
+            accumulate,
+            world_size,
+            before=before,
+            length=length,
+            most=most,
+            dataset=dataset,
+            exact=exact,
+        )
         self._stateful = loader
         self._kept = kept
+        self._rank = rank
         self._drawn: tuple[int, int] | None = None
         """The epoch, and the number of its batches handed out."""
 
@@ -184,7 +206,7 @@ class StatefulFeed(OrdinaryFeed):
         random = rng.capture()  # a loader draws from torch's generator when an epoch begins
         begun = self._open(position.epoch)
         drawn = self._counted(position.epoch, begun)
-        pass_over(drawn, position.epoch_batches - begun, position.epoch)
+        self._pass_over(drawn, position.epoch_batches - begun, position)
         if position.epoch_batches:
             rng.restore(random)
         most = None if self._most is None else max(0, self._most - position.epoch_batches)
@@ -252,6 +274,7 @@ class StatefulFeed(OrdinaryFeed):
             ended=ended,
             state=copy.deepcopy(loader.state_dict()),
             sampler=copy.deepcopy(sampler.state_dict()) if ended and has_state(sampler) else None,
+            data_rank=self._rank,
         )
         self._kept.loader = loader
 

@@ -12,21 +12,27 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from strata.checkpoint.save.handle import CheckpointInfo
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.barriers.arrivals import payload_limit
+from strata.core.datasets.cursors import SAMPLES_KEY
 from strata.core.health.goodput import GOODPUT_KEY, STEP, Ledger
+from strata.core.health.reported import REPORTED_KEY
 from strata.core.kv.records import CheckpointType
-from strata.errors import BarrierTimeout, CheckpointAborted, Unavailable
+from strata.core.words import ranks_text
+from strata.errors import BarrierTimeout, CheckpointAborted, DatasetMismatch, StrataError, Unavailable
 from strata.training.loop.clock import Clock
 from strata.training.loop.cursors import CURSORS_KEY
 from strata.training.loop.ddp_buckets import BUCKETS_KEY
+from strata.training.loop.training_data import DATASET_KEY, DATASETS_KEY, digest_of_entries
 from strata.training.rank_context import RankContext
 from strata.training.save.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
-from strata.training.save.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
+from strata.training.save.run_config import CONFIG_KEY
+from strata.training.save.state import OWN_KEY, PACE_KEY, Position, saved_position
 from strata.training.stop.bounded import within
 
 SAVE_BARRIER: Final = "strata.save"
@@ -45,6 +51,8 @@ HELD: Final = "held"
 """The payload key under which a rank reports at the barrier why it holds a save."""
 MUST: Final = "must"
 """The payload key of a rank that saves even if some rank holds an earlier save, because its run is ending."""
+DATA: Final = "data"
+"""The payload key of the digest of the data that this rank trains on, and of its position in them."""
 MAX_HELD_CHARS: Final = 120
 BUFFER_WAIT_S: Final = 3.0
 """How long a due save waits for saves in flight; after that, training continues without the due save."""
@@ -69,11 +77,16 @@ class Saves:
         failure_s: float = PRIOR_S,
         cursors: Callable[[], str] = lambda: "",
         buckets: Callable[[], str] = lambda: "",
+        reported: Callable[[], Mapping[str, float]] = dict,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """`saved` is the pace stored in the checkpoint that this generation began from.
 
-        `cursors` and `buckets` return the entries of this rank's part for shard cursors and for DDP's buckets.
+        `cursors` and `buckets` return the entries of this rank's part for shard cursors and for DDP's buckets, and
+        `reported` the numbers that the program reported; rank 0's are saved. `config` is saved beside the position.
         """
+        self._reported = reported
+        self._config = config
         self._cursors = cursors
         self._buckets = buckets
         self._context = context
@@ -110,21 +123,25 @@ class Saves:
         self,
         state: MutableMapping[str, Any],
         position: Position,
-        facts: Mapping[str, Any],
+        entries: Mapping[str, Any],
         *,
         patient: bool,
     ) -> CheckpointInfo:
-        """Save together with all ranks; return once the state is copied."""
+        """Save together with all ranks; return once the state is copied.
+
+        `entries` is saved beside the position. `DatasetMismatch` if the ranks train on different data.
+        """
         self._watch()
         begun_s = self._clock.monotonic_s()
-        payloads = self._meet(self._payload(position.step, **{MUST: True}), patient=patient)
-        return self._copy(state, position, facts, payloads, begun_s=begun_s)
+        payload = self._payload(position.step, entries, **{MUST: True})
+        payloads = self._meet(payload, patient=patient)
+        return self._copy(state, position, entries, payloads, begun_s=begun_s)
 
     def save_common(
         self,
         state: MutableMapping[str, Any],
         position: Position,
-        facts: Mapping[str, Any],
+        entries: Mapping[str, Any],
         *,
         over: Callable[[], bool],
     ) -> CheckpointInfo:
@@ -135,14 +152,20 @@ class Saves:
         self._watch()
         self._checkpoints.holds.drop()  # the remaining time is for the newer state
         within(None, self._checkpoints.settle, what="saves in flight", over=over)
-        begun_s, payload = self._clock.monotonic_s(), self._payload(position.step, **{MUST: True})
+        begun_s = self._clock.monotonic_s()
+        payload = self._payload(position.step, entries, **{MUST: True})
         payloads = within(
             None, lambda: self._context.barrier(SAVE_BARRIER, payload), what="meeting for the save", over=over
         )
-        return self._copy(state, position, facts, payloads, begun_s=begun_s)
+        return self._copy(state, position, entries, payloads, begun_s=begun_s)
 
     def save_unless_held(
-        self, state: MutableMapping[str, Any], position: Position, facts: Mapping[str, Any], *, patient: bool
+        self,
+        state: MutableMapping[str, Any],
+        position: Position,
+        entries: Mapping[str, Any],
+        *,
+        patient: bool,
     ) -> CheckpointInfo | None:
         """Save as `save` does; if a rank holds an earlier save, return None on all ranks instead."""
         self._watch()
@@ -150,11 +173,11 @@ class Saves:
         held = self._checkpoints.holds.wait_for_buffer(0.0 if self._skipped else BUFFER_WAIT_S)
         also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
         begun_s = self._clock.monotonic_s()
-        payloads = self._meet(self._payload(position.step, **also), patient=patient)
+        payloads = self._meet(self._payload(position.step, entries, **also), patient=patient)
         why = _held(payloads)
         self._skipped = bool(why)
         if not why:
-            return self._copy(state, position, facts, payloads, begun_s=begun_s)
+            return self._copy(state, position, entries, payloads, begun_s=begun_s)
         self._plan(position, agreed(payloads))
         log.warning("step %d is not saved, because an earlier one is not saved yet: %s", position.step, why)
         return None
@@ -168,26 +191,35 @@ class Saves:
         self,
         state: MutableMapping[str, Any],
         position: Position,
-        facts: Mapping[str, Any],
+        entries: Mapping[str, Any],
         payloads: Mapping[int, bytes],
         *,
         begun_s: float,
     ) -> CheckpointInfo:
         """Plan the next save and hand the state over to be saved; called once all ranks have arrived."""
         met_s = self._clock.monotonic_s()
+        _check_data(payloads, entries)
         self._wait_reporting(position.step, self._checkpoints.holds.free_buffer)
         pace = agreed(payloads)
-        account = json.loads(payloads[0]).get("account", {}) if 0 in payloads else {}
+        of_rank_0 = json.loads(payloads[0]) if 0 in payloads else {}
         self._plan(position, pace)
         own = {
             **saved_position(position),
-            LOADER_KEY: dict(facts),
+            **entries,
             PACE_KEY: json.loads(payload_of(pace)),
             CURSORS_KEY: self._cursors(),
             BUCKETS_KEY: self._buckets(),
         }
+        if self._config:
+            own[CONFIG_KEY] = dict(self._config)
         state[OWN_KEY] = own
-        metadata = {GOODPUT_KEY: json.dumps(account)} if account else {}
+        metadata = {
+            key: json.dumps(of_rank_0[name])
+            for name, key in (("account", GOODPUT_KEY), ("reported", REPORTED_KEY))
+            if of_rank_0.get(name)
+        }
+        if entries.get(DATASETS_KEY):
+            metadata[SAMPLES_KEY] = json.dumps(entries[DATASETS_KEY])
         info = self._checkpoints.save_state(
             state,
             step=position.step,
@@ -261,10 +293,18 @@ class Saves:
 
         return report
 
-    def give_up_held(self, limit_s: float | None) -> float | None:
-        """Drop this rank's held saves at the end of a run; return how much of `limit_s` saves in flight may take."""
+    def end_early(self, limit_s: float | None) -> None:
+        """Drop this rank's held saves; saves in flight may finish within `limit_s`. Their errors are only logged."""
         self._checkpoints.holds.drop()
-        return HELD_S if limit_s is None and self._skipped else limit_s  # another rank may hold its part
+        if limit_s is None and self._skipped:
+            limit_s = HELD_S  # another rank may hold its part
+        close = self._checkpoints.close
+        try:
+            close() if limit_s is None else within(limit_s, close, what="saves in flight")
+        except StrataError as error:
+            log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is reported
+        except Exception:  # no other error may replace the training's error or its exit code either
+            log.exception("a save was lost as well")
 
     @property
     def lost(self) -> str:
@@ -278,7 +318,8 @@ class Saves:
         if self._last is not None:
             self._last[0].cancel()
 
-    def _payload(self, step: int, **also: Any) -> bytes:
+    def _payload(self, step: int, entries: Mapping[str, Any], **also: Any) -> bytes:
+        also[DATA] = digest_of_entries(entries)
         before, stepping_s = self._since
         steps = step - before
         pace = Pace(
@@ -290,8 +331,12 @@ class Saves:
         if self._context.rank != 0:
             return payload_of(pace, **also)
         account = json.loads(self._ledger.saved(self._clock.monotonic_s(), self._clock.unix_s()))
-        whole = payload_of(pace, account=account, **also)
-        return whole if len(whole) <= payload_limit(self._context.world_size) else payload_of(pace, **also)
+        reported = {name: value for name, value in self._reported().items() if math.isfinite(value)}
+        limit = payload_limit(self._context.world_size)
+        for extra in ({"account": account, "reported": reported}, {"account": account}):
+            if len(payload := payload_of(pace, **extra, **also)) <= limit:
+                return payload
+        return payload_of(pace, **also)
 
     def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
         """Return every rank's payload once all have arrived; unless `patient`, raise when ranks are late."""
@@ -322,3 +367,19 @@ def _held(payloads: Mapping[int, bytes]) -> str:
     if any(one.get(MUST) for one in contents.values()):
         return ""
     return next((f"rank {rank}: {one[HELD]}" for rank, one in contents.items() if one.get(HELD)), "")
+
+
+def _check_data(payloads: Mapping[int, bytes], entries: Mapping[str, Any]) -> None:
+    """Raise `DatasetMismatch` on every rank if some rank trains on other samples than rank 0."""
+    found = {rank: json.loads(payload).get(DATA, "") for rank, payload in sorted(payloads.items())}
+    digests = {rank: digest for rank, digest in found.items() if digest}
+    first = next(iter(digests.values()), "")
+    others = [rank for rank, digest in digests.items() if digest != first]
+    if others:
+        name = entries.get(DATASET_KEY, "")
+        here = json.dumps(entries[DATASETS_KEY].get(name, "no dataset"))
+        raise DatasetMismatch(
+            f"dataset {name!r}: ranks {ranks_text(others)} train on other samples than rank {next(iter(digests))}; this rank: {here}."
+            " This step is not saved",
+            hint="give all ranks the same dataset, seed and settings",
+        )

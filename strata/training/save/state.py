@@ -23,6 +23,13 @@ LOADER_KEY: Final = "loader"
 PACE_KEY: Final = "pace"
 """Beside the position: the measured times of steps and saves."""
 
+_WRAPPERS: Final = {
+    "DistributedDataParallel": "module",
+    "AcceleratedOptimizer": "optimizer",
+    "AcceleratedScheduler": "scheduler",
+}
+"""The wrappers of torch and of Hugging Face accelerate, and the attribute of the object inside of each."""
+
 log: Final = logging.getLogger("strata.training")
 
 
@@ -135,13 +142,15 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | complex | str | bytes)
 
 
-def _is_parallel(value: Any) -> bool:
+def is_parallel(value: Any) -> bool:
+    """Return whether this is torch's DistributedDataParallel."""
     return type(value).__name__ == "DistributedDataParallel" and hasattr(value, "module")
 
 
 def _plain(value: Any) -> Any:
-    """Return the module inside DistributedDataParallel, whose parameter names are the same in any world."""
-    return value.module if _is_parallel(value) else value
+    """Return the object inside a wrapper: its state has the same names in any world, and it has torch's hooks."""
+    inner = _WRAPPERS.get(type(value).__name__)
+    return getattr(value, inner, value) if inner is not None else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +206,21 @@ class Remembered:
 def on_optimizer_steps(
     state: Mapping[str, Any],
     *,
-    before: Callable[[], None] | None = None,
+    before: Callable[[bool], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Call `before` and `after` around each step of the first torch optimizer in `state`."""
+    """Call `before` and `after` around each step of the first torch optimizer in `state`.
+
+    `before` takes whether the program passes a closure to the optimizer's step.
+    """
     for one in _each(state.get("optim")):
         if hasattr(one, "register_step_post_hook"):
             if before is not None:
-                one.register_step_pre_hook(lambda *_: before())
+                one.register_step_pre_hook(
+                    lambda _one, args, given: before(
+                        any(each is not None for each in (*args[1:], given.get("closure")))
+                    )
+                )
             if after is not None:
                 one.register_step_post_hook(lambda *_: after())
             return

@@ -159,7 +159,15 @@ def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["restore-from-backup", "restore-in-place", "rebuild-from-storage"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "restore-from-backup",
+        # tests/integration/controlplane drills these two at every change
+        pytest.param("restore-in-place", marks=pytest.mark.campaign),
+        pytest.param("rebuild-from-storage", marks=pytest.mark.campaign),
+    ],
+)
 def test_a_lost_etcd_is_restored_under_load(chaos: Chaos, name: str) -> None:
     code = chaos.ended(chaos.run(BARRIERS + SAVES + fault(name, 3, 1), "--backend", "process"))
 

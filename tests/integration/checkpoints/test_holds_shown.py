@@ -26,7 +26,7 @@ def test_a_held_save_is_shown_until_the_rank_saves_again(
         assert code == 0
         assert "/held" in keys, "it is on record"
         saves.touch()
-        nodes.record.wait_one("rank.saves_again")
+        nodes.record.wait_one("rank.saves_no_longer_held")
         client.call_until(GetJobRequest(job=nodes.job), lambda answer: not answer.job.diagnosis)
     saves.with_name("saves.over").touch()
     assert node.join() == 0

@@ -52,7 +52,9 @@ def test_jobs_are_listed_and_shown(cluster: LocalCluster, registered: str) -> No
 @pytest.mark.journey
 def test_datasets_are_listed_and_shown(cluster: LocalCluster, registered: str) -> None:
     where = ("--endpoints", cluster.endpoints, "--job", registered)
-    assert [(d["name"], d["shards"]) for d in as_json("datasets", *where)] == [("pile", 8)]
+    listed = as_json("datasets", *where)
+    assert [(d["name"], d["shards"]) for d in listed["datasets"]] == [("pile", 8)]
+    assert listed["cursors"] == [], "no checkpoint has a position yet"
     assert as_json("datasets", "pile", *where)["dataset"]["uri"] == "s3://data/{shard}"
     code, output = run_strata("datasets", "pile", *where)
     assert code == 0

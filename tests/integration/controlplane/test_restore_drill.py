@@ -139,7 +139,9 @@ class Drill:
         assert min(e["step"] for e in begun) >= max(before.committed), (
             "it began from an older step than it could"
         )
-        assert took_s < STEPS_AGAIN_S + NOISE_S, f"a step came {took_s:.1f} s after the restore"
+        # torchrun's workers import torch anew, and may start twice
+        limit_s = STEPS_AGAIN_S + (2 if self._by_torchrun else 1) * NOISE_S
+        assert took_s < limit_s, f"a step came {took_s:.1f} s after the restore"
         running = self._nodes.talkers[-2:]
         assert [node.join() for node in running] == [0, 0]
         check_samples(self.record, epochs=EPOCHS)

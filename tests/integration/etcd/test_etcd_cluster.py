@@ -93,6 +93,23 @@ def test_a_cluster_start_retries_on_other_ports_if_one_is_taken(
         assert cluster.endpoints != etcd.endpoints
 
 
+def test_a_cluster_from_a_snapshot_retries_on_other_ports_if_one_is_taken(
+    etcd_binary: EtcdBinary, etcd: EtcdCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`strata controlplane restore --from` reads a snapshot from such a cluster."""
+    put(etcd, "Zm9v")
+    snapshot = tmp_path / "snapshot"
+    words = (etcd_binary.tool("etcdctl"), "--endpoints", etcd.endpoints[0], "snapshot", "save", snapshot)
+    subprocess.run(words, check=True, capture_output=True)
+    taken = int(etcd.endpoints[0].rsplit(":", 1)[1])
+    offers = [[taken, taken + 1], free_ports(2)]
+    monkeypatch.setattr(module, "free_ports", lambda count, host: offers.pop(0))
+    with EtcdCluster.from_snapshot(tmp_path / "e", snapshot, binary=etcd_binary) as cluster:
+        assert not offers
+        assert cluster.endpoints != etcd.endpoints
+        assert count(cluster, "Zm9v") == 1
+
+
 def test_a_member_that_cannot_start_shows_its_output(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="flag provided but not defined: -no-such-flag"):
         EtcdCluster.start(tmp_path / "e", binary=etcd_binary, extra_args=("--no-such-flag",))

@@ -110,7 +110,7 @@ async def test_a_full_etcd_may_refuse_a_write_that_it_applied(start_etcd: StartE
 
         # the remedy: delete, compact, defragment, disarm
         revision = (await store.execute(Txn(success=(Delete(key="/full/", range_end="/full0"),)))).revision
-        await store.compact(revision)
+        await store.compact(revision, physical_s=30.0)
         await store.cluster.defragment((await store.cluster.status()).endpoint)
         for alarm in await store.cluster.alarms():
             await store.cluster.disarm(alarm)

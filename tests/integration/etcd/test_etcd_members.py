@@ -10,7 +10,7 @@ from strata.core.kv.txn import Put, Range, Txn
 from strata.devcluster.etcd_cluster import EtcdCluster
 from strata.errors import NotFound, Refused, Unavailable
 from strata.etcd import EtcdStore, MemberStatus
-from tests.etcd_fixtures import StartEtcd
+from tests.etcd_fixtures import StartEtcd, hash_at, hashes_of_members
 
 LIMIT_S = 30.0
 
@@ -24,6 +24,10 @@ async def test_members_are_listed_with_their_statuses(etcd_cluster: EtcdCluster)
 
         victim = etcd_cluster.members[0]
         victim.kill()
+        for member in etcd_cluster.members[1:]:
+            await hash_at(
+                store, member.endpoint.removeprefix("http://"), revision
+            )  # waits for a member that lags
         statuses = await store.cluster.statuses()
         dead = statuses.pop(victim.endpoint.removeprefix("http://"))
         assert isinstance(dead, Unavailable)
@@ -49,10 +53,7 @@ async def test_all_members_have_the_same_hash(etcd_cluster: EtcdCluster) -> None
         for number in range(20):
             await store.execute(Txn(success=(Put(key=f"k{number}", value=b"v"),)))
         revision = (await store.read(Range(key="k"))).revision
-        hashes = set()
-        for endpoint in await store.cluster.statuses():
-            hashes.add(await store.cluster.hash_kv(endpoint, revision))
-        assert len(hashes) == 1
+        assert len(await hashes_of_members(store, revision)) == 1
 
 
 async def test_a_learner_comes_and_goes(start_etcd: StartEtcd) -> None:

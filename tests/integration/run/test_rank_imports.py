@@ -32,7 +32,7 @@ def check(record: Record, ranks: int, *, grpc: bool) -> None:
     [
         pytest.param("never", None, marks=pytest.mark.journey),
         ("before", "1"),
-        ("before", "0"),
+        pytest.param("before", "0", marks=pytest.mark.campaign),
         ("after", "1"),
     ],
 )
@@ -47,7 +47,7 @@ def test_ranks_and_their_data_workers_run_under_strata_run_with_and_without_grpc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["never", "after"])
+@pytest.mark.parametrize("when", [pytest.param("never", marks=pytest.mark.campaign), "after"])
 def test_ranks_and_their_data_workers_run_under_torchrun_with_and_without_grpc(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, when: str
 ) -> None:

@@ -53,12 +53,12 @@ def started(nodes: Nodes, cluster: LocalCluster) -> list[Event]:
     return nodes.record.of("start")
 
 
-def nobody_died(record: Record) -> None:
-    """Assert that both ranks still make steps in their first generation."""
+def nobody_died(record: Record, *, starts: int = 2) -> None:
+    """Assert that both ranks still make steps in their first generation, and that `starts` ranks began in all."""
     step = max(event["step"] for event in record.of("step"))
     record.wait("step", step=step + 3, count=2)
     assert record.of("rank.killed") == record.of("rank.dumps_core") == []
-    assert len(record.of("start")) == 2, "no rank was started again"
+    assert len(record.of("start")) == starts, "no rank was started again"
 
 
 def test_a_rank_that_is_stopped_is_killed_and_all_step_again_within_2_s(
@@ -83,29 +83,22 @@ def test_a_rank_stopped_for_4_s_survives(usual: LocalCluster, nodes: Nodes, reco
 
 
 @pytest.mark.slow
-def test_a_rank_held_by_a_debugger_for_a_minute_survives(
+def test_ranks_held_by_a_debugger_or_by_the_gil_for_a_minute_survive(
     usual: LocalCluster, nodes: Nodes, record: Record, need: Need
 ) -> None:
+    """The debugger holds one rank of two. In another job each of two ranks holds its GIL."""
     victim = started(nodes, usual)[0]["pid"]
     holds = nodes.start(sys.executable, DEBUGGER, str(victim), name="debugger")
     while debugger.state(victim) != "t" and holds.child.poll() is None:
         time.sleep(0.01)
     need("ptrace", holds.child.poll() is None, debugger.ALLOW)
-    time.sleep(60.0)
+    nodes.job = f"{nodes.job}-gil"
+    node = nodes.run(usual.endpoints, "gil", "--hold-s", "60", node="node-2", options=SLOTS)
+    assert min(event["seconds"] for event in record.wait("held", count=2, limit_s=80.0)) >= 60.0
     assert debugger.state(victim) == "t"
     holds.child.stop(0.0)
-    nobody_died(record)
-
-
-@pytest.mark.slow
-def test_a_rank_that_holds_the_gil_for_a_minute_survives(
-    usual: LocalCluster, nodes: Nodes, record: Record
-) -> None:
-    node = nodes.run(usual.endpoints, "gil", "--hold-s", "60", options=SLOTS)
-    assert min(event["seconds"] for event in record.wait("held", count=2, limit_s=80.0)) >= 60.0
     assert node.join() == 0
-    assert record.of("rank.killed") == []
-    assert len(record.of("start")) == 2, "no rank was started again"
+    nobody_died(record, starts=4)
 
 
 @pytest.mark.slow

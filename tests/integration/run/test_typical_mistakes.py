@@ -139,7 +139,8 @@ def full_disk(place: Place) -> Made:
     place.env["STRATA_TRAIN_SAVE_GRACE_S"] = "1"
     with mounted(place.folder / "disk", place.need, size="1m") as disk:
         disk.fill()
-        return place.run(*TRAIN, str(disk.folder / "root"))
+        # longer than the agent waits for ranks that do not stop by themselves
+        return place.run(*TRAIN, str(disk.folder / "root"), "--slow-end-s", "3")
 
 
 def another_jobs_name(place: Place) -> Made:

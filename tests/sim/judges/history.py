@@ -17,6 +17,7 @@ from strata.errors import (
 from strata.v1 import barriers_pb2
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from tests.sim.judges.judge import Judge
+from tests.sim.judges.samples import Samples
 
 Round = tuple[str, int, int]
 """Name, generation, round."""
@@ -46,6 +47,7 @@ class History:
     acked: int = 0
     committed: dict[tuple[int, int, str], str] = field(default_factory=dict)
     released: int = 0
+    samples: Samples = field(default_factory=Samples)
 
     def _acts(self, what: str) -> None:
         if (why := self.judge.ranks.acts(what)) is not None:
@@ -132,6 +134,8 @@ class History:
         self.committed[step, generation, attempt] = digest
         if (step, generation, attempt) not in self.judge.buried:
             self._check_commit(step, generation, attempt, digest)
+        if (why := self.samples.problem(attempt)) is not None:
+            self.judge.wrong(f"the commit of step {step} of generation {generation}: {why}")
 
     def _check_commit(self, step: int, generation: int, attempt: str, digest: str) -> None:
         entry = JobView(self.judge.view, self.judge.job).checkpoint(step, generation)
@@ -144,6 +148,8 @@ class History:
 
     def check(self) -> None:
         """Judge at the end that everything permanent is still there."""
+        for problem in self.samples.problems:
+            self.judge.wrong(problem)
         for (step, generation, attempt), digest in self.committed.items():
             if (step, generation, attempt) in self.judge.buried:
                 continue  # the save has since been legally marked for deletion

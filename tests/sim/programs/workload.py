@@ -29,6 +29,7 @@ from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.common_pb2 import Author
 from strata.wire.worlds import notice_record
 from tests.sim.judges.history import History
+from tests.sim.judges.samples import RankSamples
 from tests.sim.programs.save_holds import hold_at
 
 _T = TypeVar("_T")
@@ -103,6 +104,13 @@ class Trainer:
         """Train from the restore point until an error ends it."""
         point = self.client.restore_point
         step = point.step if point is not None else 0
+        self._samples = RankSamples(
+            self._history.samples,
+            generation=self.client.generation,
+            rank=self.client.rank,
+            world_size=self.client.world_size,
+            attempt=point.attempt if point is not None else "",
+        )
         self.bound = False
         stops = self._history.judge.saves_first
         if stops:
@@ -115,6 +123,7 @@ class Trainer:
             while True:
                 step += 1
                 await asyncio.sleep(self._rng.uniform(0.6, 1.6))
+                self._samples.train(step)
                 self.client.progress(step, "step")
                 self._hold(step)
                 await self.barrier("step", f"{self.client.rank}:{step}".encode())
@@ -342,6 +351,7 @@ class Trainer:
 
     async def _finish(self, step: int, attempt: str) -> None:
         """Ack, and wait for the end of the save."""
+        self._samples.save(attempt, step)
         await self._ack(step, attempt)
         if self.client.rank == 0 and step % EAGER_EVERY == 0:
             with suppress(Refused):  # while another rank has not acked

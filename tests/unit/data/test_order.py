@@ -30,6 +30,23 @@ def test_take_returns_the_same_samples_as_single_positions(
     assert order.take(begin, end) == [order[i] for i in range(begin, end)]
 
 
+@given(
+    length=st.integers(1, 10**12),
+    seed=st.integers(0, 2**64 - 1),
+    sizes=st.lists(st.integers(0, 700), max_size=20),
+    shuffle=st.booleans(),
+)
+def test_takes_returns_the_same_samples_as_take(
+    length: int, seed: int, sizes: list[int], shuffle: bool
+) -> None:
+    ranges, at = [], 0
+    for size in sizes:
+        ranges.append((at, min(length, at + size)))
+        at = ranges[-1][1]
+    order = Order(length, seed=seed, epoch=1, shuffle=shuffle)
+    assert list(order.takes(ranges)) == [order.take(begin, end) for begin, end in ranges]
+
+
 def test_the_order_is_the_same_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(1000, seed=7, epoch=1)
     with_arrays = order.take(0, 1000)

@@ -39,6 +39,7 @@ class Waiting(StandalonePort):
     """A rank that records its reports, and receives the worlds of a test."""
 
     received: Callable[[WorldUpdate], None] | None = None
+    supports = False
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         self.received = callback
@@ -56,8 +57,12 @@ class Waiting(StandalonePort):
         self.__dict__.setdefault("phases", []).append(phase)
         super().progress(step, phase)
 
+    def support_graceful_stop(self) -> None:
+        self.supports = True
+
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         if isinstance(request, StopJobRequest):
+            assert self.supports, "otherwise the agent would end this process while it exits by itself"
             self.__dict__.setdefault("stops", []).append(request)
             return StopJobResponse()
         return super().call(request, timeout_s=timeout_s)

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from strata.agent.environment import Place, rank_environment
+from strata.data.place import DataPlace
 from strata.training.world import TrainingWorld, enter_place, world_of
 from strata.v1.session_pb2 import RankPlace
 from strata.v1.worlds_pb2 import RestorePoint, World, WorldMember
@@ -67,11 +68,12 @@ def test_a_rank_that_continues_in_process_has_the_environment_of_a_new_one(
 def test_the_world_has_the_address_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    alone = world_of(Room(1).rank(0))
+    alone = world_of(Room(1).rank(0), DataPlace(0, 1))
     assert (alone.size, alone.local_rank, alone.coordinator_address) == (1, 0, "")
     for name, value in environment(place(5, restore=None), restarts=0).items():
         monkeypatch.setenv(name, value)
-    found = world_of(Room(2).rank(1))
+    found = world_of(Room(2).rank(1), DataPlace(1, 2))
+    assert (found.data_rank, found.data_size) == (1, 2)
     assert (found.local_rank, found.local_size) == (3, 4)
     assert found.coordinator_address == "192.0.2.5:4005"
     v6 = TrainingWorld(
@@ -82,6 +84,8 @@ def test_the_world_has_the_address_where_its_ranks_meet(monkeypatch: pytest.Monk
         size=1,
         local_rank=0,
         local_size=1,
+        data_rank=0,
+        data_size=1,
         master_addr="::1",
         master_port=7,
     )

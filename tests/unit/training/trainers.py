@@ -16,7 +16,7 @@ from strata.training.stop.stopper import Stopper
 from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
-LENGTH = b'{"v":1,"batches":1}'
+LENGTH = b'{"v":2,"batches":1,"order":"loader default"}'
 """The payload of a rank whose loader has one batch."""
 
 

@@ -412,12 +412,16 @@ export interface components {
         };
         /**
          * Cursor
-         * @description How far a dataset was read at the latest committed checkpoint.
+         * @description How far completed steps had used a dataset at the latest committed checkpoint.
          */
         Cursor: {
             dataset: string;
-            epoch: number | null;
-            samples: number | null;
+            epoch: number;
+            /** @description Samples of an epoch; None: unknown. */
+            length: number | null;
+            /** @description Names the definition of the order of samples, such as "order-v1". */
+            order: string;
+            samples: number;
             step: number;
         };
         /** Dataset */

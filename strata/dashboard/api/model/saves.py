@@ -20,12 +20,16 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a dataset was read at the latest committed checkpoint."""
+    """How far completed steps had used a dataset at the latest committed checkpoint."""
 
     dataset: str
     step: int
-    epoch: int | None
-    samples: int | None
+    epoch: int
+    samples: int
+    length: int | None
+    """Samples of an epoch; None: unknown."""
+    order: str
+    """Names the definition of the order of samples, such as "order-v1"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

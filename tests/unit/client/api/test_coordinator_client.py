@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ from strata.v1.members_pb2 import (
     RegisterResponse,
 )
 from strata.v1.worlds_pb2 import GetJobRequest, GetWorldRequest, GetWorldResponse, World
+from tests.cluster_fixtures import ROOT
 from tests.unit.client.unary_server import UnaryServer, unary_server
 
 
@@ -181,6 +184,35 @@ def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
             client.job_status()
         assert refusal.value.hint == "see strata jobs"
         assert len(server.requested_paths(GetJobRequest)) == 1
+
+
+CALLS_LEFT = """
+import contextlib, gc, sys
+from strata import errors
+from strata.client.api.coordinator import CoordinatorClient
+from tests.polling import until
+
+def left():
+    return [each for each in gc.get_objects() if type(each).__name__ == "UnaryUnaryCall"]
+
+gc.disable()
+for _ in range(12):  # each second client tries the endpoint without a server first
+    client = CoordinatorClient.connect(sys.argv[1])
+    with client, contextlib.suppress(errors.NotFound):
+        client.status()
+until(lambda: not left(), lambda: str(left()))
+"""
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_failed_call_keeps_no_connection_open(server: UnaryServer, refused: bool) -> None:
+    """gRPC keeps a closed channel, and tries to connect it, as long as an object of one of its calls exists."""
+    if refused:
+        server.answers[GetStatusRequest] = refuse(errors.NotFound("no such job"))  # type: ignore[assignment]
+    (nobody,) = free_ports(1)
+    argv = [sys.executable, "-c", CALLS_LEFT, f"127.0.0.1:{nobody},{server.address}"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_client_sends_the_newest_revision_that_it_has_seen(server: UnaryServer) -> None:

@@ -122,7 +122,7 @@ async def test_a_save_hold_is_passed_on_and_logged_at_its_begin_and_end() -> Non
         assert not node.reported[-1].HasField("save_hold")
         assert [line["event"] for line in logs if "saves" in line["event"]] == [
             "rank.saves_held",
-            "rank.saves_again",
+            "rank.saves_no_longer_held",
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import pytest
@@ -27,6 +28,25 @@ def test_a_process_that_cannot_start_an_agent_raises_a_config_error(
     with pytest.raises(ConfigError, match=why) as raised:
         standalone.spawned()
     assert "strata run" in raised.value.hint
+
+
+async def test_the_agent_is_started_once_and_before_the_dial_whose_time_the_session_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine the start of a process takes longer than a dial may take."""
+    started: list[socket.socket] = []
+    start = standalone.spawned
+
+    def counted() -> socket.socket:
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(standalone, "spawned", counted)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    dial = standalone.own_agent(standalone.start_of(["127.0.0.1:1"], 5.0, Credentials()))
+    assert len(started) == 1
+    async with dial(Endpoint(path="agent")):
+        assert len(started) == 1
 
 
 async def test_an_ended_agent_is_not_restarted_and_its_error_is_raised(

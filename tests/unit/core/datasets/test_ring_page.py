@@ -20,6 +20,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
+def printed_program() -> Callable[..., list[str]]:
+    """Return the function that the page prints."""
+    (program,) = blocks("python")
+    names: dict[str, Any] = {}
+    exec(compile(program, "docs/ring.md", "exec"), names)
+    owners: Callable[..., list[str]] = names["owners"]
+    return owners
+
+
 def test_the_page_vectors_of_positions_are_correct() -> None:
     vectors = json.loads(blocks("json")[0])
     assert len(vectors) >= 5
@@ -47,11 +56,17 @@ def test_the_page_vectors_of_owners_are_correct() -> None:
         assert owners_of(assignment(vector)) == vector["owners"]
 
 
+def test_the_leader_makes_the_assignments_of_the_page() -> None:
+    made: Assignment | None = None
+    for vector in json.loads(blocks("json")[1]):
+        old = made if made is not None and made.shards == vector["shards"] else None
+        made = divided(tuple(vector["workers"]), vector["shards"], old, epoch=1, generation=1)
+        expected = assignment(vector)
+        assert (made.workers, made.seats, made.moved) == (expected.workers, expected.seats, expected.moved)
+
+
 def test_the_printed_program_computes_the_same() -> None:
-    (program,) = blocks("python")
-    names: dict[str, Any] = {}
-    exec(compile(program, "docs/ring.md", "exec"), names)
-    printed: Callable[..., list[str]] = names["owners"]
+    printed = printed_program()
     made = None
     for first in range(4):
         workers = tuple(WorkerId(f"node-{index}") for index in range(first, first + 20 + first % 2))

@@ -86,9 +86,10 @@ def test_a_call_without_the_trainer_fails_without_a_retry() -> None:
 def test_a_writer_cannot_be_passed_to_a_new_process(tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path, client=Cluster(n1=1).port(0))
     process = multiprocessing.get_context("spawn").Process(target=print, args=(writer,))
+    before = lenders()  # those of other tests may still be ending
     with pytest.raises(ConfigError, match="cannot be an argument"):
         process.start()
-    assert lenders() == []
+    assert set(lenders()) <= set(before)
 
 
 def test_a_port_lent_during_a_request_survives_the_failure_of_that_request(

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.errors import BarrierTimeout, StrataError, Unavailable
+from strata.errors import BarrierTimeout, DatasetMismatch, StrataError, Unavailable
 from strata.training.loop.ordinary_feed import OrdinaryFeed
 from strata.training.rank_context import Alone
 from strata.training.save.state import Position
-from strata.training.settings_agreement import LOADER_BARRIER, LOADER_ROUNDS, Lengths
+from strata.training.settings_agreement import LOADER_BARRIER, LOADER_ROUNDS, Loaders
 from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room
 
@@ -116,10 +116,25 @@ def test_an_ordinary_loader_is_fast_forwarded_and_the_log_reports_it(
     at = Position(epoch_batches=2)
     for before, reported in ((2, 1), (4, 2), (None, 1)):
         caplog.clear()
-        feed = OrdinaryFeed(batches(4), 1, 2, before=before)
+        feed = OrdinaryFeed(batches(4), 1, 2, before=before, exact=False)
         assert [fed.batch.tolist() for fed in feed.epoch(at)] == [[4, 5], [6, 7]]
         assert len(caplog.records) == reported
-    assert list(OrdinaryFeed(batches(1), 1, 1).epoch(at)) == []
+    assert list(OrdinaryFeed(batches(1), 1, 1, exact=False).epoch(at)) == []
+    assert "the loader ended 1 batches before this position" in caplog.text
+
+
+def test_an_ordinary_loader_in_another_world_is_refused_in_the_middle_of_an_epoch() -> None:
+    at = Position(epoch=3, epoch_batches=2, epoch_samples=8)
+    feed = OrdinaryFeed(batches(4), 1, 2, before=4, dataset="pile")
+    with pytest.raises(DatasetMismatch, match=r"'pile' at sample 8 of epoch 3: 4 ranks trained .* are 2 now"):
+        next(feed.epoch(at))
+    assert len(list(feed.epoch(Position(epoch=4)))) == 4, "the next epoch is not concerned"
+
+
+def test_a_loader_that_ends_before_the_position_is_refused() -> None:
+    feed = OrdinaryFeed(batches(1), 1, 1)
+    with pytest.raises(DatasetMismatch, match="the loader ended 1 batches before this position"):
+        next(feed.epoch(Position(epoch_batches=2)))
 
 
 def test_the_last_step_of_an_ordinary_loader_may_have_fewer_batches() -> None:
@@ -165,12 +180,12 @@ def test_loaders_without_an_agreed_length_are_used_as_they_are(
         def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
             raise BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
 
-    lengths = Lengths(Missing(world_size=1))
-    assert [lengths.shortest(5), lengths.shortest(4)] == [None, None]
-    assert caplog.text.count("cannot learn if all ranks have as many batches: 1 of 2 arrived") == 1, (
+    loaders = Loaders(Missing(world_size=1))
+    assert [loaders.meet(5, "").shortest, loaders.meet(4, "").shortest] == [None, None]
+    assert caplog.text.count("cannot learn if all ranks have the same data: 1 of 2 arrived") == 1, (
         "and nobody waits for the next one"
     )
-    assert caplog.text.count("still waiting for the length of a loader") == LOADER_ROUNDS - 1
+    assert caplog.text.count("still waiting for another rank's loader") == LOADER_ROUNDS - 1
 
 
 class Scripted(Alone):
@@ -190,24 +205,39 @@ class Scripted(Alone):
 
 
 def reported(batches: int) -> bytes:
-    return b'{"v":1,"batches":%d}' % batches
+    return b'{"v":2,"batches":%d,"order":""}' % batches
 
 
 def test_a_rank_that_is_late_with_its_loader_is_waited_for() -> None:
     late = BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
-    assert Lengths(Scripted(late, late, reported(3))).shortest(5) == 3
+    assert Loaders(Scripted(late, late, reported(3))).meet(5, "").shortest == 3
 
 
 def test_agreed_lengths_are_kept_while_the_coordinators_are_lost() -> None:
     """If they were not kept, a rank would wait alone in a collective once the coordinators are lost."""
-    lengths = Lengths(Scripted(reported(3), Unavailable("no outcome")))
-    assert [lengths.shortest(5) for _ in range(3)] == [3, 3, 3]
+    loaders = Loaders(Scripted(reported(3), Unavailable("no outcome")))
+    assert [loaders.meet(5, "").shortest for _ in range(3)] == [3, 3, 3]
 
 
 def test_loaders_of_equal_length_are_compared_once() -> None:
     room = Room(2)
-    others = threading.Thread(target=lambda: Lengths(room.rank(1)).shortest(5), daemon=True)
+    others = threading.Thread(target=lambda: Loaders(room.rank(1)).meet(5, ""), daemon=True)
     others.start()
-    lengths = Lengths(room.rank(0))
-    assert [lengths.shortest(5), lengths.shortest(4), lengths.shortest(None)] == [None] * 3
+    loaders = Loaders(room.rank(0))
+    assert [loaders.meet(length, "").shortest for length in (5, 4, None)] == [None] * 3
     assert [name for name, _ in room.rounds] == [LOADER_BARRIER]
+
+
+def test_an_order_is_compared_once() -> None:
+    room, found = Room(2), []
+
+    def other() -> None:
+        loaders = Loaders(room.rank(1))
+        found.extend([loaders.meet(None, "a"), loaders.meet(None, "c")])
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    loaders = Loaders(room.rank(0))
+    assert [loaders.meet(None, order).same for order in ("a", "a", "b")] == [True, True, False]
+    thread.join(LIMIT_S)
+    assert [one.same for one in found] == [True, False]

@@ -142,6 +142,28 @@ def test_a_loop_left_after_the_optimizer_step_has_completed_its_step(then: str, 
     assert run.saves.saved_step == run.step == (4 if then == "another loop" else 3)
 
 
+def test_an_epoch_that_was_left_does_not_go_on_after_a_restart(tmp_path: Path) -> None:
+    """The code after the loop has run already, so a save must not say that the epoch goes on."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    run = strata.init(model=module, optim=optimizer, storage_path=tmp_path, save_every_steps=2)
+    for epoch in range(2):
+        for _ in run.steps(batches(6)):
+            optimizer.step()
+            if run.begun == 2 or epoch == 1:
+                break
+    again = run.steps(batches(6), epoch=1)
+    next(again)
+    next(again)  # completes a step of epoch 1, and saves it
+    run.saves.finish(run.step)
+    run.abandon("the test kills it")
+    with strata.init(model=module, optim=optimizer, storage_path=tmp_path, save_every_steps=2) as restored:
+        assert (restored.step, restored.epoch) == (run.step, 1)
+        assert list(restored.steps(batches(6))) == []
+        assert [batch[0].item() for batch in restored.steps(batches(6))] == [4, 6, 8, 10]
+
+
 def test_epochs_that_were_finished_are_passed_over(tmp_path: Path) -> None:
     first = started(tmp_path)
     for epoch in range(3):
@@ -444,7 +466,8 @@ def test_work_repeated_after_skipped_epochs_changes_no_plain_value(tmp_path: Pat
             for _ in run.steps(batches(3)):
                 if run.step == until:
                     run.checkpoints.wait_until_finished()
-                    return state  # like a killed program: nothing more is saved
+                    run.abandon("the test kills it")
+                    return state
             state["epochs"] += 1
             state["history"].append(epoch)
         run.close()

@@ -11,7 +11,8 @@ import pytest
 import strata
 from strata.errors import ConfigError, InvalidArgument
 from strata.training.group import end_group
-from strata.training.loop.feeds import ElasticFeed, Feeding
+from strata.training.loop.elastic_feed import ElasticFeed
+from strata.training.loop.feeds import Feeding
 from strata.training.loop.ordinary_feed import Fed
 from strata.training.loop.stateful_feed import StatefulFeed
 from strata.training.save.state import Position
@@ -158,7 +159,7 @@ def test_a_shuffled_loader_yields_each_sample_once_over_all_ranks(workers: int) 
     assert rest == steps[2:], "another world has the same steps"
 
 
-def test_only_shuffled_sequential_and_distributed_stateful_loaders_are_elastic() -> None:
+def test_stateful_loaders_are_elastic_if_their_samplers_have_no_state() -> None:
     sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
     dataset = mapped().dataset
     distributed = sampler.StatefulDistributedSampler(dataset, num_replicas=2, rank=0, seed=9)
@@ -168,26 +169,22 @@ def test_only_shuffled_sequential_and_distributed_stateful_loaders_are_elastic()
         "distributed": mapped(shuffle=None, sampler=distributed),
         "replaced": mapped(shuffle=None, sampler=sampler.RandomSampler(dataset, replacement=True)),
         "unbatched": mapped(batch_size=None, shuffle=False),
+        "weighted": mapped(shuffle=None, sampler=torch.utils.data.WeightedRandomSampler([1.0] * LENGTH, 9)),
+        "backwards": mapped(shuffle=None, sampler=Backwards(LENGTH)),
         "with a state": mapped(shuffle=None, sampler=Drawn(LENGTH)),
         "iterable": StatefulDataLoader(Stream(), batch_size=BATCH),
     }
     feeds = {name: feeding().feed(one, 1) for name, one in found.items()}
     elastic = {name for name, feed in feeds.items() if isinstance(feed, ElasticFeed)}
-    assert elastic == {"shuffled", "in order", "distributed"}
+    assert elastic == found.keys() - {"unbatched", "with a state", "iterable"}
     assert all(isinstance(feed, StatefulFeed) for name, feed in feeds.items() if name not in elastic)
     assert isinstance(feed := feeds["distributed"], ElasticFeed)
     assert feed.sampler.seed == 9
 
 
 def test_a_loader_that_cannot_resume_is_refused() -> None:
-    weighted = torch.utils.data.WeightedRandomSampler([1.0] * LENGTH, LENGTH)
     batches = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(range(LENGTH)), 5, drop_last=False)
     for refused, why in (
-        (
-            mapped(shuffle=None, sampler=weighted),
-            "WeightedRandomSampler of a StatefulDataLoader has no state",
-        ),
-        (mapped(shuffle=None, sampler=Backwards(LENGTH)), "Backwards .* has no state_dict"),
         (mapped(shuffle=None, batch_size=1, batch_sampler=batches), "BatchSampler .* has no state_dict"),
         (StatefulDataLoader(Stateful(torch.arange(9)), batch_size=3), "dataset Stateful has a state_dict"),
         (stream(1, in_order=False), "in_order=False"),
@@ -376,7 +373,9 @@ def test_a_world_of_another_size_is_refused() -> None:
     feed = feeding(0, 2).feed(stream(), 1)
     fed(feed, Position(), 3)
     saved = feed.facts(Position(epoch_batches=3))
-    assert isinstance(feeding(1, 2, saved=saved).feed(stream(), 1), StatefulFeed)
+    assert isinstance(feeding(0, 2, saved=saved).feed(stream(), 1), StatefulFeed)
+    with pytest.raises(ConfigError, match="as data-parallel rank 0, and is 1 now"):
+        feeding(1, 2, saved=saved).feed(stream(), 1)
     with pytest.raises(ConfigError, match=r"2 ranks saved the state .* and there are 3 ranks now") as refused:
         feeding(2, 3, saved=saved).feed(stream(), 1)
     assert "train on with 2 ranks" in str(refused.value.hint)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import strata
-from strata.errors import ConfigError
+from strata.errors import ConfigError, DatasetMismatch
 from strata.training.group import end_group
-from strata.training.loop.feeds import ElasticFeed, Feeding
+from strata.training.loop.elastic_feed import ElasticFeed
+from strata.training.loop.feeds import Feeding, Met
 from strata.training.loop.ordinary_feed import OrdinaryFeed
 from strata.training.save.state import Position
 
@@ -111,18 +112,126 @@ def test_a_changed_batch_size_overrides_the_saved_one() -> None:
     )
 
 
+class OnePerClass:
+    """A sampler of the program's own: it draws from torch's generator, and shuffles by the epoch that it is kept."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(i + self.epoch) % LENGTH for i in torch.randperm(self.length).tolist()])
+
+
+class Endless(OnePerClass):
+    """A sampler whose length is an estimate: it never ends."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from super().__iter__()
+
+
+class Counting(OnePerClass):
+    """A sampler that draws other indices each time."""
+
+    draws = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.draws += 1
+        return iter(range(self.draws, self.draws + self.length))
+
+
+def own_samplers() -> dict[str, Any]:
+    data, dataset = torch.utils.data, loader().dataset
+    generator = torch.Generator().manual_seed(5)
+    weights = [float(i % 3) for i in range(LENGTH)]
+    return {
+        "weighted": data.WeightedRandomSampler(weights, 40),
+        "weighted with a generator": data.WeightedRandomSampler(weights, 40, generator=generator),
+        "replaced": data.RandomSampler(dataset, replacement=True),
+        "a part": data.SubsetRandomSampler(range(10, 50)),
+        "its own": OnePerClass(40),
+    }
+
+
+@pytest.mark.parametrize("name", own_samplers())
+def test_a_sampler_that_draws_by_the_epoch_alone_is_elastic(name: str) -> None:
+    def data() -> Any:
+        return loader(shuffle=None, sampler=own_samplers()[name])
+
+    torch.manual_seed(1)
+    whole = epoch(data(), 2, Position(epoch=3))
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    saved = feeding(0, 2).feed(data(), 1).facts(Position())
+    rest = epoch(data(), 5, Position(epoch=3, epoch_samples=20), saved=saved)
+    assert rest == whole[20:]
+    assert epoch(data(), 2, Position(epoch=4)) != whole
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state), (
+        "drawing indices leaves the program's random states alone"
+    )
+
+
+def test_a_sampler_that_draws_other_indices_each_time_or_on_each_rank_is_its_ranks_own() -> None:
+    ordinary = feeding().feed(loader(shuffle=None, sampler=Counting(20)), 1)
+    assert isinstance(ordinary, OrdinaryFeed)
+    endless = feeding().feed(loader(shuffle=None, sampler=Endless(20)), 1)
+    assert type(endless) is OrdinaryFeed
+    kept = OnePerClass(20)
+    kept.set_epoch(7)
+    feeding().feed(loader(shuffle=None, sampler=kept), 1)
+    assert kept.epoch == 7, "the program's sampler stays as it is"
+    other = feeding(meet=lambda batches, order, decides: Met(7, same=False))
+    own = other.feed(loader(shuffle=None, sampler=OnePerClass(20)), 1)
+    assert type(own) is OrdinaryFeed
+    assert len(list(own.epoch(Position()))) == 4
+
+
+class Numbers(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+    """A stream, of which a real program gives each rank a part."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(30))
+
+
+def test_only_a_dataloader_is_refused_in_another_world() -> None:
+    at, saved = Position(epoch_batches=2, epoch_samples=8), {"world_size": 2}
+    stream = torch.utils.data.DataLoader(Numbers(), batch_size=2)
+    assert len(list(feeding(0, 2, saved=saved).feed(stream, 1).epoch(at))) == 13
+    with pytest.raises(DatasetMismatch, match="2 ranks trained on this epoch, and there are 3 now"):
+        next(feeding(0, 3, saved=saved).feed(stream, 1).epoch(at))
+    assert [fed.batch for fed in feeding(0, 3, saved=saved).feed(range(4), 1).epoch(at)] == [2, 3]
+
+
+def test_ranks_with_different_datasets_are_refused() -> None:
+    with pytest.raises(DatasetMismatch, match="dataset 'pile': the ranks have different datasets"):
+        feeding(meet=lambda batches, order, decides: Met(same=False)).feed(loader(), 1, dataset="pile")
+
+
+def test_peers_of_one_data_parallel_place_get_the_same_batches() -> None:
+    torch.manual_seed(0)
+    first = [fed.batch[0].tolist() for fed in feeding(1, 2).feed(loader(), 1).epoch(Position())]
+    torch.manual_seed(9)
+    assert [fed.batch[0].tolist() for fed in feeding(1, 2).feed(loader(), 1).epoch(Position())] == first
+
+
 def test_only_shuffled_sequential_and_distributed_loaders_are_elastic() -> None:
     data = torch.utils.data
     plain = loader()
     distributed = data.distributed.DistributedSampler(plain.dataset, num_replicas=2, rank=0, seed=9)
-    weighted = data.WeightedRandomSampler([1.0] * LENGTH, LENGTH)
-    replaced = data.RandomSampler(plain.dataset, replacement=True)
+    keys = ["a"] * LENGTH
     found = {
         "shuffled": loader(),
         "in order": loader(shuffle=False),
         "distributed": loader(shuffle=None, sampler=distributed),
-        "weighted": loader(shuffle=None, sampler=weighted),
-        "replaced": loader(shuffle=None, sampler=replaced),
+        "keys": loader(shuffle=None, sampler=keys),
         "unbatched": loader(batch_size=None, shuffle=False),
         "a list": [torch.zeros(2)],
     }

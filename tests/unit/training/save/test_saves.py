@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import pytest
 from strata.checkpoint.save.handle import CheckpointInfo
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.health.goodput import GOODPUT_KEY, STEP, Ledger
+from strata.core.health.reported import REPORTED_KEY
 from strata.core.kv.records import CheckpointType
 from strata.errors import BarrierTimeout, Unavailable
 from strata.training.loop.clock import Clock
@@ -89,7 +91,7 @@ def test_the_next_save_is_planned_by_the_slowest_rank(manager: CheckpointManager
     assert next(step for step in range(1, 15) if made.due(step)) == FIRST_STEPS
     ledger.enter(STEP, time.now_s)
     time.now_s += 5.0  # half a second a step
-    info = made.save(state, Position(step=10), {"seed": 1}, patient=True).wait(20)
+    info = made.save(state, Position(step=10), {"loader": {"seed": 1}}, patient=True).wait(20)
     assert json.loads(context.reported[0])["step_s"] == 0.5
     assert made.plan.interval == 30
     assert state[OWN_KEY]["loader"] == {"seed": 1}
@@ -132,6 +134,15 @@ def test_the_cost_of_a_save_excludes_the_time_until_the_next_save(
     payload = json.loads(context.reported[1])
     assert (payload["save_s"], payload["commit_s"]) == (0.25, 4.0)
     manager.close()
+
+
+@pytest.mark.parametrize("value", [1.5, math.nan, math.inf])
+def test_reported_numbers_are_saved_if_they_are_finite(manager: CheckpointManager, value: float) -> None:
+    made, _ = saves(Pair(other=payload_of(Pace(step_s=1.0))), manager, Time(), Rule(every_s=60))
+    made._reported = lambda: {"loss": value, "lr": 0.1}
+    info = made.save({}, Position(step=10), {}, patient=True).wait(20)
+    expected = {"loss": value, "lr": 0.1} if math.isfinite(value) else {"lr": 0.1}
+    assert json.loads(info.metadata[REPORTED_KEY]) == expected
 
 
 def test_a_rank_that_is_late_is_waited_for(manager: CheckpointManager) -> None:

@@ -13,7 +13,9 @@ type Cursor = Datasets["cursors"][number];
 const CURSORS: readonly Column<Cursor>[] = [
   { id: "dataset", header: "Dataset", cell: (each) => <span className="font-medium">{each.dataset}</span> },
   { id: "epoch", header: "Epoch", align: "right", cell: (each) => count(each.epoch) },
-  { id: "samples", header: "Samples read", align: "right", cell: (each) => count(each.samples) },
+  { id: "samples", header: "Samples used", align: "right", cell: (each) => count(each.samples) },
+  { id: "length", header: "Of", align: "right", cell: (each) => count(each.length) },
+  { id: "order", header: "Order", cell: (each) => each.order },
   { id: "step", header: "At step", align: "right", cell: (each) => count(each.step) },
 ];
 
