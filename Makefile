@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reo
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts web/*.py)
 
-.PHONY: help test test-all test-versions test-frameworks new-adr abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
+.PHONY: help test test-all test-versions test-alone test-frameworks new-adr soak check demo bench chaos proto web fmt clean distclean ready etcd \
   format lint types layers generated tree durations
 
 help: ## show this list
@@ -30,8 +30,8 @@ etcd: ## put etcd into .tools (likewise)
 test: ready etcd ## run the quick tests: for every change (ARGS="-n 0 -k name" for some of them, in one process)
 	@$(PYTEST) -m "$(QUICK)" $(ARGS)
 
-test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
-	@$(PYTEST) -m "not campaign and not abuse" $(ARGS)
+test-all: ready etcd ## run all tests but campaigns and those of test-alone, as CI does
+	@$(PYTEST) -m "not campaign and not alone" $(ARGS)
 
 test-versions: ready ## run the unit tests with the oldest and the newest Python and libraries (ARGS="--only oldest")
 	@$(PY) scripts/test_versions.py $(ARGS)
@@ -39,8 +39,8 @@ test-versions: ready ## run the unit tests with the oldest and the newest Python
 test-frameworks: ready etcd ## test Lightning, Hugging Face and Flax, in environments of their own (ARGS="--only jax")
 	@$(PY) scripts/test_frameworks.py $(ARGS)
 
-abuse: ready etcd ## attack a replica while others use it: one attack at a time, because it measures the effect on other clients
-	@$(PY) -m pytest -n 0 -m abuse tests/integration/abuse $(ARGS)
+test-alone: ready etcd ## run the tests that measure time, one after the other: attacks on a replica, a page of 1,000 ranks
+	@$(PY) -m pytest -n 0 -m alone tests/integration/abuse tests/integration/web $(ARGS)
 
 soak: ready etcd ## seeds, schedules, crashes, rank kills and chaos until the time is over (ARGS="--hours 2")
 	@$(PY) -m tests.soak $(ARGS)

@@ -9,7 +9,7 @@ import pytest
 from strata.devcluster.etcd_binary import EtcdBinary
 from tests.integration.abuse.harness import Victim, assert_bounded, attacked, legitimate, victim
 
-pytestmark = [pytest.mark.slow, pytest.mark.abuse]
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SECONDS = 12.0
 MANY = 1_500

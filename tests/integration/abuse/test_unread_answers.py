@@ -21,7 +21,7 @@ from strata.core.access.authority import Role
 from strata.devcluster.etcd_binary import EtcdBinary
 from tests.integration.abuse.harness import Report, Victim, assert_bounded, legitimate, victim
 
-pytestmark = [pytest.mark.slow, pytest.mark.abuse]
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = "tests.integration.abuse"

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.browser import Browser, browsing
 from tests.integration.web.conftest import Replicas
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180)]
 
 Record = Callable[[str, object], None]
 
