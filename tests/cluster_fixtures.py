@@ -1,8 +1,9 @@
 """Fixtures for a whole control plane, and for nodes that run ranks on it.
 
 `cluster` is three coordinators over one etcd member, shared by the whole run: a test must break nothing in it and
-must use the name that the `job` fixture gives. `start_cluster` starts a cluster that a test may break. `nodes` starts
-`strata run` and other processes whose output is read, and ensures that none of them is left.
+must use the name that the `job` fixture gives. `start_cluster` starts a cluster that a test may break, and
+`start_module_cluster` one for the tests of a module. `nodes` starts `strata run` and other processes whose output is
+read, and ensures that none of them is left.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class StartCluster(Protocol):
-    """The `start_cluster` fixture: its clusters end with the test's module."""
+    """The fixtures `start_cluster` and `start_module_cluster`: the clusters end with the test or its module."""
 
     def __call__(
         self, *, etcd_members: int = 1, coordinators: int = 3, detect_s: float = DETECT_S
@@ -55,18 +56,33 @@ def cluster(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -
     local.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def start_cluster(
     etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartCluster]:
-    """A function that starts a cluster for this module; tests may kill and freeze the cluster's processes."""
+    """A function that starts a cluster for this test, which may kill and freeze the cluster's processes."""
+    with _starting(etcd_binary, tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_module_cluster(
+    etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartCluster]:
+    """`start_cluster` for a cluster that the tests of a module share."""
+    with _starting(etcd_binary, tmp_path_factory) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def _starting(etcd_binary: EtcdBinary, folders: pytest.TempPathFactory) -> Iterator[StartCluster]:
     with contextlib.ExitStack() as running:
 
         def start(
             *, etcd_members: int = 1, coordinators: int = 3, detect_s: float = DETECT_S
         ) -> LocalCluster:
             local = LocalCluster.start(
-                tmp_path_factory.mktemp("cluster"),
+                folders.mktemp("cluster"),
                 etcd_members=etcd_members,
                 coordinators=coordinators,
                 binary=etcd_binary,

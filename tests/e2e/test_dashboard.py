@@ -59,9 +59,11 @@ def chromedriver() -> str:
 
 
 @pytest.fixture(scope="module")
-def local(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def local(
+    start_module_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
     """Three coordinators, a job that trains and a job that is stuck."""
-    cluster, folder = start_cluster(coordinators=3), tmp_path_factory.mktemp("jobs")
+    cluster, folder = start_module_cluster(coordinators=3), tmp_path_factory.mktemp("jobs")
     with ExitStack() as stack:
         for job, program in (("gpt", TRAINING), ("stuck", STUCK)):
             script = folder / f"{job}.py"

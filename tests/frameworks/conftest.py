@@ -9,6 +9,6 @@ from tests.cluster_fixtures import StartCluster
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster) -> LocalCluster:
+def cluster(start_module_cluster: StartCluster) -> LocalCluster:
     """A cluster with a long detection time, so that no rank counts as frozen on a busy machine."""
-    return start_cluster(detect_s=20.0)
+    return start_module_cluster(detect_s=20.0)

@@ -14,8 +14,8 @@ from tests.integration.bad_input.place import Place, place, refusal
 
 
 @pytest.fixture(scope="module")
-def there(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with place(start_cluster(coordinators=2), tmp_path_factory.mktemp("place")) as made:
+def there(start_module_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(start_module_cluster(coordinators=2), tmp_path_factory.mktemp("place")) as made:
         yield made
 
 

@@ -25,8 +25,8 @@ SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 @pytest.fixture(scope="module")
-def there(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with place(start_cluster(coordinators=2), tmp_path_factory.mktemp("place")) as made:
+def there(start_module_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(start_module_cluster(coordinators=2), tmp_path_factory.mktemp("place")) as made:
         yield made
 
 

@@ -38,9 +38,9 @@ POLL_S = 0.5
 
 
 @pytest.fixture(scope="module")
-def folder(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(start_module_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a run of all workloads, with the leader killed in the middle."""
-    cluster = start_cluster()
+    cluster = start_module_cluster()
     run = tmp_path_factory.mktemp("run")
     observer = program(run, "observer", "observer", "--etcd", ",".join(cluster.etcd.endpoints))
     workloads = [

@@ -25,8 +25,8 @@ TWO = ("--min-workers", "2")
 
 
 @pytest.fixture(scope="module")
-def whole(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(etcd_members=3, coordinators=3)
+def whole(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(etcd_members=3, coordinators=3)
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ def found_until(what: str, level: str, *words: str) -> Findings:
 
 
 @pytest.fixture(scope="module")
-def breakable(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=2)
+def breakable(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=2)
 
 
 @pytest.mark.slow

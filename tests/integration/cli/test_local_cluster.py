@@ -22,8 +22,8 @@ from tests.processes import LIMIT_S, MARK, marked
 
 
 @pytest.fixture(scope="module")
-def three(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(etcd_members=1, coordinators=3)
+def three(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(etcd_members=1, coordinators=3)
 
 
 def until_led_by_another(cluster: LocalCluster, epoch: int) -> int:

@@ -26,8 +26,8 @@ NOISE_S = 4.0
 
 
 @pytest.fixture(scope="module")
-def breakable(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=3, detect_s=DETECT_S)
+def breakable(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=3, detect_s=DETECT_S)
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ KEYS = ClusterKeys("default")
 
 
 @pytest.fixture(scope="module")
-def three(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(etcd_members=1, coordinators=3)
+def three(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(etcd_members=1, coordinators=3)
 
 
 class Members:

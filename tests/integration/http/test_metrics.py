@@ -20,9 +20,9 @@ Value = Callable[..., float]
 
 
 @pytest.fixture(scope="module")
-def busy(start_cluster: StartCluster) -> LocalCluster:
+def busy(start_module_cluster: StartCluster) -> LocalCluster:
     """A cluster for this module alone, so that its counts are known."""
-    return start_cluster(coordinators=3)
+    return start_module_cluster(coordinators=3)
 
 
 def of(address: str) -> Value:

@@ -26,13 +26,13 @@ TWO = ("--min-workers", "2")
 
 
 @pytest.fixture(scope="module")
-def quick(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=2, detect_s=DETECT_S)
+def quick(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=2, detect_s=DETECT_S)
 
 
 @pytest.fixture(scope="module")
-def slow(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=2, detect_s=SLOW_DETECT_S)
+def slow(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=2, detect_s=SLOW_DETECT_S)
 
 
 def noticed(record: Record, since: float, *, by: str, generation: int = 2) -> float:

@@ -32,18 +32,18 @@ DEBUGGER = str(Path(debugger.__file__))
 
 
 @pytest.fixture(scope="module")
-def usual(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=1, detect_s=DETECT_S)
+def usual(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=1, detect_s=DETECT_S)
 
 
 @pytest.fixture(scope="module")
-def patient(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=1, detect_s=LONG_DETECT_S)
+def patient(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=1, detect_s=LONG_DETECT_S)
 
 
 @pytest.fixture(scope="module")
-def quick(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(coordinators=1, detect_s=SHORT_DETECT_S)
+def quick(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(coordinators=1, detect_s=SHORT_DETECT_S)
 
 
 def started(nodes: Nodes, cluster: LocalCluster) -> list[Event]:

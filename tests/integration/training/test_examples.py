@@ -25,9 +25,9 @@ SLOW_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: StartCluster) -> LocalCluster:
+def cluster(start_module_cluster: StartCluster) -> LocalCluster:
     """A cluster with a long detection time, so that no rank counts as frozen on a busy machine."""
-    return start_cluster(detect_s=20.0)
+    return start_module_cluster(detect_s=20.0)
 
 
 def saving(folder: Path, *, every: int) -> dict[str, str | None]:

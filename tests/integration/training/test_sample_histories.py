@@ -38,8 +38,8 @@ STEPS_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def three(start_cluster: StartCluster) -> LocalCluster:
-    return start_cluster(etcd_members=1, coordinators=3)
+def three(start_module_cluster: StartCluster) -> LocalCluster:
+    return start_module_cluster(etcd_members=1, coordinators=3)
 
 
 class History:
