@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -128,6 +130,15 @@ def recording(unix_s: int) -> Charts:
     return Charts(view, keys, unix_now=lambda: unix_s)
 
 
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Run the test without the collector, which would search the millions of objects that other tests have left."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
 def test_a_day_of_history_is_sent_without_blocking_the_event_loop() -> None:
     """The time is CPU time of this thread, so that other processes of the machine do not count."""
     unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
