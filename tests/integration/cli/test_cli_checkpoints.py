@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
-from strata.cli.app import assembled
-from strata.cli.console.exits import exit_code
 from strata.devcluster.local_cluster import LocalCluster
-from strata.errors import StrataError
 from tests.cluster_fixtures import Nodes
+from tests.commands import run_command
 from tests.processes import Record
 
 
@@ -27,13 +24,7 @@ class Commands:
         self._where = ("--endpoints", endpoints, "--job", job)
 
     def run(self, *words: object, code: int = 0) -> str:
-        """Run a command in this process, which is quicker; return its output and the text of its error."""
-        result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words), *self._where])
-        found, output = result.exit_code, result.output
-        if isinstance(result.exception, StrataError):
-            found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
-        assert found == code, (output, result.exception)
-        return output
+        return run_command("checkpoints", *words, *self._where, code=code)
 
     def values(self, *words: object, code: int = 0) -> Any:
         return json.loads(self.run(*words, "--json", code=code))

@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import strata
 from strata import errors
 from strata.checkpoint.catalog.protocol import SaveRequest
-from strata.cli.app import assembled
-from strata.cli.console.exits import exit_code
 from strata.cli.etcd import access
 from strata.client.api.coordinator import CoordinatorClient
 from strata.client.checkpoints.catalog import CoordinatedCatalog
@@ -31,6 +28,7 @@ from strata.devcluster.local_cluster import LocalCluster
 from strata.etcd import EtcdStore
 from strata.v1 import checkpoints_pb2 as pb
 from tests.cluster_fixtures import StartCluster
+from tests.commands import run_command
 from tests.polling import until
 from tests.processes import LIMIT_S
 from tests.storage.s3_stub import StubS3, serving
@@ -177,14 +175,8 @@ class Lost:
     # -- the command
 
     def run(self, command: str, *words: object, code: int = 0) -> str:
-        """Run `strata controlplane` in this process; return its output and the text of its error."""
-        argv = ["controlplane", command, *map(str, words), "--etcd", ",".join(self.cluster.etcd.endpoints)]
-        result = CliRunner().invoke(assembled("controlplane"), argv)
-        found, output = result.exit_code, result.output
-        if isinstance(result.exception, errors.StrataError):
-            found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
-        assert found == code, (output, result.exception)
-        return output
+        etcd = ("--etcd", ",".join(self.cluster.etcd.endpoints))
+        return run_command("controlplane", command, *words, *etcd, code=code)
 
     def values(self, command: str, *words: object) -> Any:
         """Run the command with --yes --json.

@@ -10,17 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from strata.checkpoint.storage import root
 from strata.checkpoint.storage.local_storage import LocalStorage
-from strata.cli.app import assembled
-from strata.cli.console.exits import exit_code
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.kv.records import CheckpointType
 from strata.data.sampler import ElasticSampler
-from strata.errors import StrataError
 from strata.training.init import init
+from tests.commands import run_command
 from tests.unit.checkpoint.parted import divided
 from tests.unit.checkpoint.ranks import Ranks
 
@@ -61,17 +58,7 @@ def train(
 
 
 def run(*words: object, code: int = 0) -> str:
-    """Run the command in this process; return its output, with an error's message and hint."""
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(
-        assembled("verify-run"), ["verify-run", *map(str, words)], prog_name="strata"
-    )
-    output, found = result.output, result.exit_code
-    if isinstance(result.exception, StrataError):
-        found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
-    elif result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert found == code, output
-    return output
+    return run_command("verify-run", *words, code=code, columns=80)
 
 
 def values(*words: object, code: int = 0) -> Any:

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 from strata.checkpoint.catalog.protocol import CheckpointMetadata
 from strata.checkpoint.storage import root
 from strata.checkpoint.storage.local_storage import LocalStorage
-from strata.cli.app import assembled
 from strata.cli.checkpoints.where import chosen
-from strata.cli.console.exits import exit_code
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.kv.records import CheckpointState, CheckpointType
-from strata.errors import CheckpointNotFound, InvalidArgument, StrataError
+from strata.errors import CheckpointNotFound, InvalidArgument
+from tests.commands import run_command
 
 
 def a_state(step: int) -> dict[str, Any]:
@@ -42,16 +40,7 @@ def where(tmp_path: Path) -> Path:
 
 
 def run(*words: object, code: int = 0, answer: str = "") -> str:
-    """Run a command in this process; return its output, with an error's message and hint."""
-    result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words)], input=answer)
-    output = result.output
-    found = result.exit_code
-    if isinstance(result.exception, StrataError):
-        found, output = int(exit_code(result.exception)), f"{output}{result.exception}"
-    elif result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert found == code, output
-    return output
+    return run_command("checkpoints", *words, code=code, answer=answer)
 
 
 def values(*words: object, code: int = 0) -> Any:

@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from strata.checkpoint.format.digest import named_digest
-from strata.cli.app import assembled
-from strata.cli.console.exits import exit_code
 from strata.client.checkpoints.manager import CheckpointManager
-from strata.errors import StrataError
+from tests.commands import outcome_of
 from tests.unit.documents import hostile
 
 
@@ -31,12 +28,7 @@ def where(tmp_path: Path) -> Path:
 
 
 def run(*words: object) -> tuple[int, str]:
-    """Run `strata checkpoints` in this process; return its exit code and output."""
-    result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words)])
-    if isinstance(result.exception, StrataError):
-        return int(exit_code(result.exception)), f"{result.output}{result.exception}"
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    return outcome_of("checkpoints", *words)
 
 
 Change = Callable[[Path], None]
