@@ -15,6 +15,8 @@ from tests.processes import LIMIT_S, Event, Record
 PROGRAMS = Path(__file__).parent / "programs"
 STARTED_S = 180.0
 """Time without events of ranks that import the frameworks, on a busy machine."""
+EPOCH_STEPS = 10
+"""The programs train 4 epochs of 220 samples in steps of 24; an epoch's last step has 4."""
 Facts = tuple[tuple[str, object], ...]
 
 
@@ -81,3 +83,19 @@ def batches_of(record: Record) -> dict[int, list[int]]:
 
 def first_of(record: Record, kind: str, generation: int) -> Event:
     return record.of(kind, generation=generation)[0]
+
+
+def check_one_rank_alone(
+    cluster: LocalCluster, undisturbed: Record, program: str, folder: Path, *, job: str
+) -> None:
+    """Check that one rank uses the same samples in each step as the two undisturbed ranks: each once an epoch."""
+    expected = batches_of(undisturbed)
+    assert sorted(expected) == list(range(4 * EPOCH_STEPS))
+    for epoch in range(4):
+        used = [ids for step in range(EPOCH_STEPS) for ids in expected[epoch * EPOCH_STEPS + step]]
+        assert sorted(used) == list(range(220))
+    record = Record()
+    train(cluster, record, program, folder, job=job, ranks=1)
+    assert {step: sorted(ids) for step, ids in batches_of(record).items()} == {
+        step: sorted(ids) for step, ids in expected.items()
+    }

@@ -8,7 +8,14 @@ import pytest
 
 from strata.devcluster.local_cluster import LocalCluster
 from tests.cluster_fixtures import ROOT, Nodes
-from tests.frameworks.killed_runs import STARTED_S, batches_of, facts_of, first_of, train
+from tests.frameworks.killed_runs import (
+    EPOCH_STEPS,
+    STARTED_S,
+    check_one_rank_alone,
+    facts_of,
+    first_of,
+    train,
+)
 from tests.processes import Record
 
 for library in ("transformers", "accelerate", "datasets"):
@@ -16,7 +23,6 @@ for library in ("transformers", "accelerate", "datasets"):
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 PROGRAM = "transformers_training.py"
-EPOCH_STEPS = 10  # 220 samples in steps of 24; the last step has 4
 KINDS = ("batch", "evaluated", "epoch_end", "end")
 
 
@@ -61,16 +67,7 @@ def test_a_stopped_training_does_not_go_on(cluster: LocalCluster, tmp_path: Path
 def test_a_world_of_another_size_trains_on_the_same_samples(
     cluster: LocalCluster, undisturbed: Record, tmp_path: Path
 ) -> None:
-    expected = batches_of(undisturbed)
-    assert sorted(expected) == list(range(4 * EPOCH_STEPS))
-    for epoch in range(4):
-        used = [ids for step in range(EPOCH_STEPS) for ids in expected[epoch * EPOCH_STEPS + step]]
-        assert sorted(used) == list(range(220))
-    record = Record()
-    train(cluster, record, PROGRAM, tmp_path, job="trainer-alone", ranks=1)
-    assert {step: sorted(ids) for step, ids in batches_of(record).items()} == {
-        step: sorted(ids) for step, ids in expected.items()
-    }
+    check_one_rank_alone(cluster, undisturbed, PROGRAM, tmp_path, job="trainer-alone")
 
 
 def test_the_example_trains(cluster: LocalCluster, nodes: Nodes, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from strata.devcluster.local_cluster import LocalCluster
 from tests.cluster_fixtures import Nodes
-from tests.commands import run_command
 from tests.processes import Record
+from tests.unit.cli.in_process import run_command
 
 
 class Commands:

@@ -28,10 +28,10 @@ from strata.devcluster.local_cluster import LocalCluster
 from strata.etcd import EtcdStore
 from strata.v1 import checkpoints_pb2 as pb
 from tests.cluster_fixtures import StartCluster
-from tests.commands import run_command
 from tests.polling import until
 from tests.processes import LIMIT_S
 from tests.storage.s3_stub import StubS3, serving
+from tests.unit.cli.in_process import run_command
 
 KEYS = ClusterKeys("default")
 STATES = {

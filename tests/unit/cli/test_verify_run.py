@@ -17,9 +17,9 @@ from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.kv.records import CheckpointType
 from strata.data.sampler import ElasticSampler
 from strata.training.init import init
-from tests.commands import run_command
 from tests.unit.checkpoint.parted import divided
 from tests.unit.checkpoint.ranks import Ranks
+from tests.unit.cli.in_process import run_command
 
 LENGTH = 48
 Change = Callable[[int, dict[str, Any]], None]

@@ -18,7 +18,7 @@ from strata.cli.checkpoints.where import chosen
 from strata.client.checkpoints.manager import CheckpointManager
 from strata.core.kv.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointNotFound, InvalidArgument
-from tests.commands import run_command
+from tests.unit.cli.in_process import run_command
 
 
 def a_state(step: int) -> dict[str, Any]:

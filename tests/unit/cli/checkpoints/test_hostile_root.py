@@ -13,7 +13,7 @@ import pytest
 
 from strata.checkpoint.format.digest import named_digest
 from strata.client.checkpoints.manager import CheckpointManager
-from tests.commands import outcome_of
+from tests.unit.cli.in_process import outcome_of
 from tests.unit.documents import hostile
 
 
