@@ -76,7 +76,12 @@ def _any_body(_type: type) -> dict[str, Any]:
 
 
 def _describe(name: str, schema: dict[str, Any]) -> None:
-    """Add the fields' docstrings, and mark each field of an answer as required, since a replica sends every field."""
+    """Add the docstrings of the class and its fields, and mark each field of an answer as required.
+
+    A replica sends every field. Versions of msgspec and Python differ in the indentation that they keep.
+    """
+    if "description" in schema:
+        schema["description"] = inspect.cleandoc(schema["description"])
     if name != "CheckpointAction":
         schema["required"] = list(schema["properties"])
     source = inspect.getsource(getattr(model, name))

@@ -301,8 +301,8 @@ export interface components {
          * Change
          * @description The data of one server-sent event: `GET` of `path` returns `body` now.
          *
-         *         For `events` and `history`, `body` has only the items that are newer than those of the previous change.
-         *         Append them.
+         *     For `events` and `history`, `body` has only the items that are newer than those of the previous change.
+         *     Append them.
          */
         Change: {
             /** @default null */
@@ -345,7 +345,7 @@ export interface components {
          * CheckpointAction
          * @description The body of an action on one checkpoint. `attempt` may be empty if the step has only one attempt.
          *
-         *         A field that the action does not have is refused.
+         *     A field that the action does not have is refused.
          */
         CheckpointAction: {
             /** @default  */
@@ -575,11 +575,11 @@ export interface components {
         /**
          * History
          * @description Series of values from `from_unix_ms` on, one value every `interval_ms`, oldest first. All series have the
-         *         same length.
+         *     same length.
          *
-         *         Names: `steps_per_s`, `samples_per_s`, `step`, `step_time_p50`, `step_time_p90`, `step_time_p99`, `save_s`,
-         *         `commit_s`, `goodput`, `goodput.CAUSE` (seconds since the beginning), `ranks`; `reported.NAME` for what the program
-         *         reported.
+         *     Names: `steps_per_s`, `samples_per_s`, `step`, `step_time_p50`, `step_time_p90`, `step_time_p99`, `save_s`,
+         *     `commit_s`, `goodput`, `goodput.CAUSE` (seconds since the beginning), `ranks`; `reported.NAME` for what the program
+         *     reported.
          */
         History: {
             from_unix_ms: number;
@@ -786,7 +786,7 @@ export interface components {
         /**
          * Ranks
          * @description All ranks of the current generation, column by column: each list has one value for each rank, in the
-         *         order of ranks.
+         *     order of ranks.
          */
         Ranks: {
             /** @description Compute time of the rank's last step, without waiting for other ranks. */
